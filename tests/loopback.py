@@ -26,16 +26,14 @@ class Hub:
     Attributes:
         repositories: folders by kind and name: ``models/owner/name`` or ``datasets/owner/name``.
         gated: names whose files are refused.
-        failures: statuses, or "drop" for a connection cut midway, given in turn to requests whose path matches
-            ``failing``, before those succeed.
-        failing: a regular expression on the path.
+        failures: by a regular expression on the path, what its requests are answered in turn before they succeed: a
+            status, or "drop" for a connection cut midway.
         requests: ``METHOD path`` of every request answered.
     """
 
     repositories: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
-    failures: list[int | str] = field(default_factory=list)
-    failing: str = "$^"
+    failures: dict[str, list[int | str]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     port: int = 0
 
@@ -68,6 +66,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
+    drop = False
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -85,17 +84,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
-        drop = False
-        if self.hub.failures and re.search(self.hub.failing, path):
-            failure = self.hub.failures.pop(0)
-            drop = failure == "drop"
-            if not drop:
-                return self._send(int(failure), b"unavailable")
+        failure = self._next_failure(path)
+        if isinstance(failure, int):
+            return self._send(failure, b"unavailable")
+        self.drop = failure == "drop"
         if match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/.*)?", path):
             return self._answer_api(match[1], match[2], match[3] or "")
         if match := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            return self._answer_file("datasets" if match[1] else "models", match[2], match[3], match[4], drop)
+            return self._answer_file("datasets" if match[1] else "models", match[2], match[3], match[4])
         return self._refuse(404, "EntryNotFound")
+
+    def _next_failure(self, path: str) -> int | str | None:
+        for pattern, failures in self.hub.failures.items():
+            if failures and re.search(pattern, path):
+                return failures.pop(0)
+        return None
 
     def _answer_api(self, kind: str, name: str, rest: str) -> None:
         folder = self.hub.repositories.get(f"{kind}/{name}")
@@ -116,10 +119,18 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": entry["path"]} for entry in _tree(folder, "", True) if entry["type"] == "file"]
         gated = "manual" if name in self.hub.gated else False
         return self._send_json(
-            {"id": name, "sha": COMMIT, "private": False, "gated": gated, "tags": [], "downloads": 0, "siblings": siblings}
+            {
+                "id": name,
+                "sha": COMMIT,
+                "private": False,
+                "gated": gated,
+                "tags": [],
+                "downloads": 0,
+                "siblings": siblings,
+            }
         )
 
-    def _answer_file(self, kind: str, name: str, revision: str, path: str, drop: bool) -> None:
+    def _answer_file(self, kind: str, name: str, revision: str, path: str) -> None:
         folder = self.hub.repositories.get(f"{kind}/{name}")
         if folder is None:
             return self._refuse(401, "RepoNotFound")
@@ -137,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = int(match[1]), int(match[2] or total - 1)
             body, status = body[start : end + 1], 206
             headers["Content-Range"] = f"bytes {start}-{min(end, total - 1)}/{total}"
-        return self._send(status, body, headers, drop=drop)
+        return self._send(status, body, headers)
 
     def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})
@@ -145,13 +156,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, *, drop: bool = False) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if drop:
+        if self.drop:
             body, self.close_connection = body[: len(body) // 2], True
         if self.command != "HEAD":
             self.wfile.write(body)

@@ -1,5 +1,6 @@
 """Every command: what it does, and what it refuses with exit status 2 and one line."""
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -16,6 +17,7 @@ from tests import tiny
 import layerflow as lf
 from layerflow import tables
 from layerflow.cli import cli, main
+from layerflow.data.options import CollectOptions
 
 ROOT = Path(__file__).parents[1]
 
@@ -224,6 +226,12 @@ def test_every_command_and_option_is_explained(name):
     assert cli.commands[name].help
     for option in cli.commands[name].params:
         assert getattr(option, "help", None) or option.param_type_name == "argument" or option.name == "out"
+
+
+def test_the_defaults_are_the_collectors_own():
+    own = {field.name: field.default for field in dataclasses.fields(CollectOptions)}
+    shown = {option.name: option.default for option in cli.commands["collect"].params if option.name in own}
+    assert own == shown | {"max_documents": None}
 
 
 def test_the_reference_is_what_the_commands_say():

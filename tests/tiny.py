@@ -4,6 +4,7 @@ Width 32, three blocks, a vocabulary of 320; making one takes milliseconds. Weig
 norms and positions all matter and a state that is not what it should be shows.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,53 @@ def write_lines(path: Path, documents: Sequence[str]) -> Path:
     """Write documents as a .txt corpus, one a line, and return its path."""
     path.write_text("".join(f"{document}\n" for document in documents), encoding="utf-8")
     return path
+
+
+def save_gguf(path: Path, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """Write a random Llama as a GGUF file with its tokenizer in it, and return the tensors under GGUF's names."""
+    import gguf
+
+    rng = np.random.default_rng(seed)
+    shapes = {"token_embd": (VOCABULARY_SIZE, WIDTH), "output_norm": (WIDTH,), "output": (VOCABULARY_SIZE, WIDTH)}
+    for block in range(N_BLOCKS):
+        shapes |= {
+            f"blk.{block}.{name}": shape
+            for name, shape in {
+                "attn_norm": (WIDTH,),
+                "attn_q": (WIDTH, WIDTH),
+                "attn_k": (WIDTH // 2, WIDTH),
+                "attn_v": (WIDTH // 2, WIDTH),
+                "attn_output": (WIDTH, WIDTH),
+                "ffn_norm": (WIDTH,),
+                "ffn_gate": (2 * WIDTH, WIDTH),
+                "ffn_up": (2 * WIDTH, WIDTH),
+                "ffn_down": (WIDTH, 2 * WIDTH),
+            }.items()
+        }
+    tensors = {f"{name}.weight": rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(N_BLOCKS)
+    writer.add_context_length(CONTEXT_LENGTH)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(2 * WIDTH)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY_SIZE)
+    tokenizer = make_tokenizer()
+    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocabulary + [f"<unused {i}>" for i in range(len(vocabulary), VOCABULARY_SIZE)])
+    writer.add_token_types([3, 3] + [1] * (VOCABULARY_SIZE - 2))
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_pad_token_id(1)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from layerflow.data.trajectories import Trajectories
     from layerflow.errors import InputError
     from layerflow.laws.estimators import Affine, KramersMoyal, Quadratic
-    from layerflow.study import StudyOptions, analyse
+    from layerflow.plan import StudyOptions
+    from layerflow.study import analyse
 
 __all__ = [
     "Affine",
@@ -27,7 +28,7 @@ _HOMES = {
     "KramersMoyal": "layerflow.laws.estimators",
     "Quadratic": "layerflow.laws.estimators",
     "SharedBasis": "layerflow.data.basis",
-    "StudyOptions": "layerflow.study",
+    "StudyOptions": "layerflow.plan",
     "Trajectories": "layerflow.data.trajectories",
     "analyse": "layerflow.study",
 }

@@ -99,7 +99,7 @@ _reading = _options(
         help="Do not count the first positions of each row. Sinks are kept apart without this.",
     ),
     click.option(
-        "--batch-tokens", type=int, default=2048, show_default=True, help="Tokens in a batch, padding included."
+        "--batch-tokens", type=int, default=1024, show_default=True, help="Tokens in a batch, padding included."
     ),
     click.option(
         "--samples",
@@ -266,8 +266,9 @@ def _collect(
 
 
 def _analyse(directory: Path, options: dict[str, Any]) -> None:
+    from layerflow.plan import StudyOptions
     from layerflow.report.terminal import headline
-    from layerflow.study import StudyOptions, study
+    from layerflow.study import study
 
     study_options = StudyOptions(
         widths=options["widths"],

@@ -1,67 +1,44 @@
 """One configuration → all tables: the paper on one page."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from layerflow import tables
+from layerflow.analysis.affinity import AffinityCorrectedRow, AffinityRow, MeanNoise, affinity, affinity_corrected
+from layerflow.analysis.claims import ClaimRow, claims
 from layerflow.analysis.cloud import CloudPoint, cloud_points
+from layerflow.analysis.conserved import ConservedRow, conserved, local_density, observables
+from layerflow.analysis.control import CalibrationRow, calibration_rows
+from layerflow.analysis.diffusion import GradientDiffusionRow
 from layerflow.analysis.fields import FieldArrow, Plane, field_arrows, in_plane_curvature, leading_plane
+from layerflow.analysis.gradient import GradientRow
+from layerflow.analysis.landscape import MAX_POTENTIAL_WIDTH, PotentialValue, landscape
 from layerflow.analysis.noise_floor import NoiseFloorRow, noise_floor
 from layerflow.analysis.norms import norms
+from layerflow.analysis.potential import PotentialCorrelateRow, PotentialRow
+from layerflow.analysis.rollout import RolloutRow, rollouts
 from layerflow.analysis.scoring import LawContest, LawScore, Split, split
-from layerflow.analysis.transition import (
-    LawDiagnostics,
-    Locality,
-    SharedSplit,
-    TransitionReport,
-    score_transition,
-)
+from layerflow.analysis.transition import LawDiagnostics, Locality, SharedSplit, score_transition
 from layerflow.data.basis import SharedBasis
 from layerflow.data.storage import read_manifest, write_manifest
 from layerflow.data.trajectories import StateNorms, Trajectories
-from layerflow.errors import InputError
 from layerflow.laws.kramers_moyal import KramersMoyalLaw
 from layerflow.laws.nulls import fit_null_b
 from layerflow.numerics.bootstrap import resample_weights
 from layerflow.numerics.least_squares import fit_polynomial
-from layerflow.numerics.neighbors import Neighbors, nearest
+from layerflow.numerics.neighbors import nearest
+from layerflow.numerics.polynomial import n_features
+from layerflow.plan import Plan, StudyOptions
 from layerflow.progress import say, track
 
 WITH_SINKS = "results"
 WITHOUT_SINKS = "results-without-sinks"
-
-WIDTHS = (8, 16, 32, 64)
-WORKING_WIDTH = 16
-K_SWEEP = (64, 256, 1024)
-PAPER_BUDGET = 9549
-
-
-@dataclass(frozen=True)
-class StudyOptions:
-    """What to compute, and how.
-
-    Args:
-        widths: Numbers of components; those of 8, 16, 32, 64 that the data allow when None.
-        seeds: Seeds of the 80/20 splits.
-        k: Neighbours of the Kramers–Moyal law.
-        budget: Training tokens of the equal-budget block; the smaller of 9,549 and half of them when None.
-        n_resamples: Bootstrap resamples behind every interval.
-        basis_tokens: Tokens in the sample the shared basis is fitted on.
-        random_state: Seed of everything random but the splits.
-    """
-
-    widths: tuple[int, ...] | None = None
-    seeds: tuple[int, ...] = (0, 1, 2)
-    k: int = 64
-    budget: int | None = None
-    n_resamples: int = 1000
-    basis_tokens: int = 8000
-    random_state: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +67,7 @@ def analyse(trajectories: Trajectories, options: StudyOptions | None = None) -> 
         InputError: A width or k larger than the data allow, or options that contradict each other.
     """
     options = options or StudyOptions()
-    plan = _Plan.of(trajectories, options)
+    plan = Plan.of(trajectories, options)
     basis = SharedBasis(plan.widths[-1], n_tokens=options.basis_tokens, random_state=options.random_state)
     reduced = basis.fit(trajectories).transform(trajectories)
     retained = {width: basis.retained(reduced, width) for width in plan.widths}
@@ -104,7 +81,8 @@ def analyse(trajectories: Trajectories, options: StudyOptions | None = None) -> 
             ],
         ),
         **_measured(trajectories, options),
-        **_laws(reduced, plan, options),
+        **_transitions(trajectories, reduced, plan, options),
+        **_trajectories(trajectories, reduced[:, :, : plan.working_width], plan, options),
         **_figures(trajectories, reduced[:, :, : plan.working_width], plan, options),
     }
 
@@ -136,64 +114,14 @@ def study(directory: str | Path, options: StudyOptions | None = None) -> dict[st
         apart = trajectories.without_sinks()
         say(f"without sinks: {apart.n_tokens:,} tokens")
         views[WITHOUT_SINKS] = analyse(apart, options)
+    judged = tables.from_records(ClaimRow, claims(views[WITH_SINKS], views.get(WITHOUT_SINKS)))
+    for results in views.values():
+        results["claims"] = judged
     for view in (WITH_SINKS, WITHOUT_SINKS):
         tables.write(directory / view, views.get(view, {}))
     analysis = {"options": asdict(options), "version": version("layerflow")}
     write_manifest(directory, {**read_manifest(directory), "analysis": analysis})
     return dict(views)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Options made definite by the data at hand."""
-
-    widths: tuple[int, ...]
-    working_width: int
-    splits: tuple[Split, ...]
-    k: int
-    k_sweep: tuple[int, ...]
-    budget: int
-
-    @classmethod
-    def of(cls, trajectories: Trajectories, options: StudyOptions) -> "_Plan":
-        n_tokens, width = trajectories.n_tokens, trajectories.width
-        if not options.seeds:
-            raise InputError("no seeds given; at least one split is needed, for example --seeds 0")
-        if options.n_resamples < 1:
-            raise InputError(f"{options.n_resamples} bootstrap resamples asked for; give at least 1")
-        splits = tuple(split(n_tokens, seed) for seed in options.seeds)
-        n_train = len(splits[0].train)
-        if not 1 <= options.k <= n_train:
-            raise InputError(
-                f"--k {options.k} must lie between 1 and the {n_train} training tokens; choose a smaller k"
-            )
-        widths = _widths(options.widths, width, n_train)
-        budget = min(PAPER_BUDGET, n_train // 2) if options.budget is None else options.budget
-        if not 2 <= budget <= n_train:
-            raise InputError(f"--budget {budget} must lie between 2 and the {n_train} training tokens")
-        sweep = tuple(size for size in K_SWEEP if size <= n_train)
-        if sweep != K_SWEEP:
-            say(f"locality: k above {n_train} is left out, there are no more training tokens")
-        return cls(widths, min(widths, key=lambda each: abs(each - WORKING_WIDTH)), splits, options.k, sweep, budget)
-
-
-def _widths(asked: tuple[int, ...] | None, width: int, n_train: int) -> tuple[int, ...]:
-    limit = min(width, n_train - 2)
-    if asked is None:
-        widths = tuple(each for each in WIDTHS if each <= limit) or (limit,)
-        if widths != WIDTHS:
-            say(
-                f"widths: {', '.join(map(str, widths))}; "
-                f"states of width {width} and {n_train} training tokens allow no more"
-            )
-        return widths
-    bad = [each for each in asked if not 1 <= each <= limit]
-    if bad or not asked:
-        raise InputError(
-            f"--widths {','.join(map(str, bad or asked))} must lie between 1 and {limit}, "
-            f"for states of width {width} and {n_train} training tokens"
-        )
-    return tuple(sorted(set(asked)))
 
 
 def _measured(trajectories: Trajectories, options: StudyOptions) -> dict[str, pa.Table]:
@@ -212,27 +140,79 @@ def _measured(trajectories: Trajectories, options: StudyOptions) -> dict[str, pa
     return results
 
 
-def _laws(reduced: np.ndarray, plan: _Plan, options: StudyOptions) -> dict[str, pa.Table]:
-    """Fit and score every law at every transition, width and split."""
+def _transitions(
+    trajectories: Trajectories, reduced: np.ndarray, plan: Plan, options: StudyOptions
+) -> dict[str, pa.Table]:
+    """What is asked of one transition at a time: every law's scores, and the landscape the drift descends or not."""
     shared = [_share(each, reduced, plan, options) for each in plan.splits]
-    total = TransitionReport()
-    for transition in track(range(len(reduced) - 1), label="laws", total=len(reduced) - 1):
+    rows: dict[str, list[Any]] = {name: [] for name in _TRANSITION_TABLES}
+    if plan.widths[-1] > MAX_POTENTIAL_WIDTH:
+        say(f"potential: left out above {MAX_POTENTIAL_WIDTH} components, its coefficients grow with their cube")
+    distances = np.empty(reduced.shape[:2])
+    n_transitions = len(reduced) - 1
+    for transition in track(range(n_transitions), label="transitions", total=n_transitions):
         z, dz = reduced[transition], reduced[transition + 1] - reduced[transition]
-        report = score_transition(
-            z, dz, shared, _neighbors(z, plan), transition=transition, k=plan.k, k_sweep=plan.k_sweep
+        neighbors = {width: nearest(z[:, :width], plan.n_neighbors) for width in plan.widths}
+        distances[transition] = neighbors[plan.working_width].distances[:, plan.density_neighbor - 1]
+        laws = score_transition(z, dz, shared, neighbors, transition=transition, k=plan.k, k_sweep=plan.k_sweep)
+        view = landscape(
+            z,
+            dz,
+            plan.splits[0],
+            laws.normal_equations,
+            laws.fits,
+            neighbors,
+            _quantities(trajectories, transition, distances[transition]),
+            transition=transition,
+            working_width=plan.working_width,
+            n_resamples=options.n_resamples,
+            rng=np.random.default_rng([options.random_state, transition]),
         )
-        for field in fields(report):
-            getattr(total, field.name).extend(getattr(report, field.name))
+        for name, part in _TRANSITION_TABLES.items():
+            rows[name] += getattr(laws if part.of_laws else view, part.field)
+    final = nearest(reduced[-1][:, : plan.working_width], plan.density_neighbor)
+    distances[-1] = final.distances[:, -1]
     return {
-        "law_scores": tables.from_records(LawScore, total.scores),
-        "law_contests": tables.from_records(LawContest, total.contests),
-        "locality": tables.from_records(Locality, total.locality),
-        "law_diagnostics": tables.from_records(LawDiagnostics, total.diagnostics),
-        "law_scores_equal_budget": tables.from_records(LawScore, total.equal_budget),
+        **{name: tables.from_records(part.record, rows[name]) for name, part in _TRANSITION_TABLES.items()},
+        "conserved": tables.from_records(ConservedRow, conserved(trajectories.states, distances)),
     }
 
 
-def _share(each: Split, reduced: np.ndarray, plan: _Plan, options: StudyOptions) -> SharedSplit:
+@dataclass(frozen=True)
+class _Part:
+    """Where a table's rows come from: a field of the laws' report, or of the landscape's."""
+
+    record: type[Any]
+    field: str
+    of_laws: bool
+
+
+_TRANSITION_TABLES = {
+    "law_scores": _Part(LawScore, "scores", True),
+    "law_contests": _Part(LawContest, "contests", True),
+    "locality": _Part(Locality, "locality", True),
+    "law_diagnostics": _Part(LawDiagnostics, "diagnostics", True),
+    "law_scores_equal_budget": _Part(LawScore, "equal_budget", True),
+    "gradient": _Part(GradientRow, "gradient", False),
+    "gradient_diffusion": _Part(GradientDiffusionRow, "gradient_diffusion", False),
+    "potential": _Part(PotentialRow, "potential", False),
+    "potential_values": _Part(PotentialValue, "potential_values", False),
+    "potential_correlates": _Part(PotentialCorrelateRow, "potential_correlates", False),
+}
+
+
+def _quantities(trajectories: Trajectories, state: int, distances: np.ndarray) -> dict[str, np.ndarray]:
+    """What the potential's values are compared with, one number a token."""
+    measured = observables(trajectories.states[state])
+    return {
+        "log_frequency": np.log(trajectories.counts),
+        "norm": measured.norm,
+        "cosine": measured.cosine,
+        "local_density": local_density(distances),
+    }
+
+
+def _share(each: Split, reduced: np.ndarray, plan: Plan, options: StudyOptions) -> SharedSplit:
     steps = np.diff(reduced, axis=0)[:, each.train]
     rng = np.random.default_rng([options.random_state, each.seed])
     return SharedSplit(
@@ -243,26 +223,66 @@ def _share(each: Split, reduced: np.ndarray, plan: _Plan, options: StudyOptions)
     )
 
 
-def _neighbors(z: np.ndarray, plan: _Plan) -> Mapping[int, Neighbors]:
-    """One exact search a width, wide enough to hold the k training neighbours of nearly every token of any split."""
-    n_tokens = len(z)
-    wanted = min(n_tokens - 1, plan.k + plan.k // 2 + 14)
-    return {width: nearest(z[:, :width], wanted) for width in plan.widths}
-
-
-def _figures(
-    trajectories: Trajectories, reduced: np.ndarray, plan: _Plan, options: StudyOptions
+def _trajectories(
+    trajectories: Trajectories, reduced: np.ndarray, plan: Plan, options: StudyOptions
 ) -> dict[str, pa.Table]:
+    """What is asked of whole trajectories, at the working width and at full width."""
+    rng = np.random.default_rng(options.random_state)
+    rolled = [
+        row
+        for each in track(plan.splits, label="rollouts", total=len(plan.splits))
+        for row in rollouts(reduced, each, np.random.default_rng([options.random_state, each.seed]), k=plan.k)
+    ]
+    middle = (len(reduced) - 1) // 2
+    z, dz = reduced[middle], reduced[middle + 1] - reduced[middle]
+    sweep = calibration_rows(z, dz, rng, k=plan.density_neighbor)
+    return {
+        "rollout": tables.from_records(RolloutRow, rolled),
+        "gradient_calibration": tables.from_records(CalibrationRow, sweep),
+        **_affinity(trajectories, plan.splits[0]),
+    }
+
+
+def _affinity(trajectories: Trajectories, first: Split) -> dict[str, pa.Table]:
+    """Non-affine shares at full width, of means and of single states; with the means' noise where samples tell it."""
+    samples, results = trajectories.samples, {}
+    noise = MeanNoise.of(samples, trajectories.counts, first.test)
+    if noise is None:
+        say("affinity_corrected: left out, no single-position samples tell the noise of the means")
+        rows = affinity(trajectories.states, first, kind="mean")
+    else:
+        both = affinity_corrected(trajectories.states, first, noise)
+        rows = both.rows
+        results["affinity_corrected"] = tables.from_records(AffinityCorrectedRow, both.corrected)
+    if samples is not None and len(samples.rows) > trajectories.width:
+        rows += affinity(samples.states, split(len(samples.rows), first.seed), kind="individual")
+    else:
+        say("affinity: individual states are left out, this run has too few single-position samples")
+    if not rows:
+        say(
+            f"affinity: left out, {len(first.train)} training tokens cannot determine a map of width "
+            f"{trajectories.width}"
+        )
+    return results | {"affinity": tables.from_records(AffinityRow, rows)} if rows else results
+
+
+def _figures(trajectories: Trajectories, reduced: np.ndarray, plan: Plan, options: StudyOptions) -> dict[str, pa.Table]:
     """The data of figures 1 and 2, at the working width and on the first split."""
     if reduced.shape[2] < 2:
         say("figures: left out, they need two components")
         return {}
     rng = np.random.default_rng(options.random_state)
     points = cloud_points(reduced, trajectories.counts, trajectories.tokens, rng=rng)
-    return {
-        "figure_cloud": tables.from_records(CloudPoint, points),
-        "figure_fields": tables.from_records(FieldArrow, _bent_field(reduced, plan.splits[0], plan.k)),
-    }
+    figures = {"figure_cloud": tables.from_records(CloudPoint, points)}
+    first, n_monomials = plan.splits[0], n_features(reduced.shape[2], 2)
+    if len(first.train) > n_monomials:
+        figures["figure_fields"] = tables.from_records(FieldArrow, _bent_field(reduced, first, plan.k))
+    else:
+        say(
+            f"figure_fields: left out, the quadratic drift of {reduced.shape[2]} components needs more than "
+            f"{n_monomials} training tokens and there are {len(first.train)}"
+        )
+    return figures
 
 
 def _bent_field(reduced: np.ndarray, each: Split, k: int) -> Sequence[FieldArrow]:

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from layerflow.analysis.affinity import affinity, affinity_corrected
+from layerflow.analysis.affinity import AffinityCorrected, MeanNoise, affinity, affinity_corrected
+from layerflow.analysis.full_width import fit_maps
 from layerflow.analysis.scoring import Split, split
-from layerflow.data.trajectories import Halves
-from layerflow.errors import InputError
+from layerflow.data.trajectories import Samples
 
 
 def in_order(n, n_train):
@@ -113,67 +113,104 @@ def test_no_share_where_the_held_out_rows_do_not_differ():
     assert row.nonaffine_step < 1e-20
 
 
-def noisy_halves(n=6000, width=5, sigma=4.0, seed=6):
-    """Final states that are a quadratic map of the state before, and means of them over few occurrences."""
+def corpus(n=3000, width=5, n_states=3, sigma=2.0, seed=6):
+    """Tokens that occur 2 to 9 times, each with its own noise, most of which a position carries from state to state.
+
+    The exact means follow a quadratic map; so do not the positions, which scatter around them.
+    """
     rng = np.random.default_rng(seed)
-    state = anisotropic(n, width, rng)
-    exact = state @ rng.standard_normal((width, width)).T + 0.05 * (state - state.mean(axis=0)) ** 2
-    count_a, count_b = rng.integers(0, 6, n), rng.integers(1, 6, n)
-    a, b = (
-        exact + sigma * rng.standard_normal((n, width)) / np.sqrt(np.maximum(count, 1))[:, None]
-        for count in (count_a, count_b)
-    )
-    a[count_a == 0] = 0.0
-    final = (a * count_a[:, None] + b * count_b[:, None]) / (count_a + count_b)[:, None]
-    return state, exact, final, Halves(a, b, count_a, count_b)
+    counts = rng.integers(2, 10, n)
+    rows = np.repeat(np.arange(n), counts)
+    exact = [anisotropic(n, width, rng)]
+    noise = [sigma * rng.gamma(2.0, 0.5, n)[rows, None] * rng.standard_normal((len(rows), width))]
+    for _ in range(n_states - 1):
+        matrix = np.eye(width) + 0.2 * rng.standard_normal((width, width))
+        exact.append(exact[-1] @ matrix.T + 0.02 * (exact[-1] - exact[-1].mean(axis=0)) ** 2)
+        noise.append(noise[-1] @ matrix.T + noise[0] * rng.standard_normal((len(rows), 1)))
+    exact, noise = np.array(exact), np.array(noise)
+    positions = exact[:, rows] + noise
+    means = np.stack([np.add.reduceat(state, np.cumsum(counts) - counts) / counts[:, None] for state in positions])
+    return exact, means, counts, Samples(positions, rows, np.zeros(len(rows), bool))
+
+
+def test_every_position_gives_the_noise_of_the_means_exactly():
+    _, means, counts, positions = corpus(n=200)
+    each = split(200, 0)
+    maps = fit_maps(means[0], means[1], train=each.train, n_leading=0)
+    energies = MeanNoise.of(positions, counts, each.test).energies(means, maps, 0)
+    expected = np.zeros(3)
+    for token in each.test:
+        x, y = (positions.states[index][positions.rows == token] for index in (0, 1))
+        for part, values in enumerate((y - x @ maps.affine, y - x, y)):
+            expected[part] += values.var(axis=0, ddof=1).sum() / len(values)
+    assert energies.sum(axis=1) == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_sample_of_the_positions_gives_it_without_bias():
+    _, means, counts, positions = corpus(n=200)
+    each = split(200, 0)
+    maps = fit_maps(means[0], means[1], train=each.train, n_leading=0)
+    whole = MeanNoise.of(positions, counts, each.test).energies(means, maps, 0).sum(axis=1)
+    rng = np.random.default_rng(8)
+    estimates = []
+    for _ in range(400):
+        few = rng.choice(len(positions.rows), 150, replace=False)
+        sample = Samples(positions.states[:, few], positions.rows[few], positions.sinks[few])
+        estimates.append(MeanNoise.of(sample, counts, each.test).energies(means, maps, 0).sum(axis=1))
+    error = np.std(estimates, axis=0) / np.sqrt(len(estimates))
+    assert (np.abs(np.mean(estimates, axis=0) - whole) < 4 * error).all()
+    assert (error < 0.1 * whole).all()
 
 
 def test_the_correction_takes_away_the_noise_of_the_means():
-    state, exact, final, halves = noisy_halves()
-    each = split(len(state), 0)
-    (corrected,) = affinity_corrected(np.array([state, final]), halves, each)
-    measured = each.test[halves.count_a[each.test] > 0]
-    (truth,) = affinity(np.array([state, exact]), Split(0, each.train, measured), kind="mean")
-    assert corrected.transition == 0
-    # What the correction misses, token by token: (r + ε)² − r² − e, with r the exact residual, ε the noise of the mean.
-    noise = (final - exact)[measured]
-    design = np.hstack([np.ones((len(state), 1)), state])
-    residual = (
-        exact[measured] - design[measured] @ np.linalg.lstsq(design[each.train], exact[each.train], rcond=None)[0]
-    )
-    count_a, count_b = halves.count_a[measured], halves.count_b[measured]
-    energy = ((halves.a - halves.b)[measured] ** 2).sum(axis=1) * count_a * count_b / (count_a + count_b) ** 2
-    missed = ((residual + noise) ** 2).sum(axis=1) - (residual**2).sum(axis=1) - energy
-    tolerance = 4 * missed.std() / np.sqrt(len(measured)) / exact[measured].var(axis=0).sum()
-    assert corrected.corrected == pytest.approx(truth.nonaffine_state, abs=tolerance)
-    assert corrected.nonaffine_state - truth.nonaffine_state > 3 * tolerance
+    exact, means, counts, positions = corpus()
+    each = split(len(counts), 0)
+    noise = MeanNoise.of(positions, counts, each.test)
+    found = affinity_corrected(means, each, noise)
+    assert found.rows == affinity(means, each, kind="mean")
+    assert [row.transition for row in found.corrected] == [0, 1]
+    for raw, row in zip(found.rows, found.corrected, strict=True):
+        assert row.nonaffine_step == pytest.approx(raw.nonaffine_step, rel=1e-12)
+        assert row.nonaffine_state == pytest.approx(raw.nonaffine_state, rel=1e-12)
+        # What the same map leaves over of the exact means, and what the noise adds to it, token by token.
+        maps = fit_maps(means[row.transition], means[row.transition + 1], train=each.train, n_leading=0)
+        x, y = exact[row.transition][each.test], exact[row.transition + 1][each.test]
+        left = y - maps.offset - (x - maps.mean) @ maps.affine
+        seen = means[row.transition + 1][each.test] - maps.offset
+        seen = seen - (means[row.transition][each.test] - maps.mean) @ maps.affine
+        added = (seen**2).sum(axis=1) - (left**2).sum(axis=1)
+        total, total_step = y.var(axis=0).sum(), (y - x).var(axis=0).sum()
+        found_noise = np.zeros(len(counts))
+        np.add.at(found_noise, positions.rows[noise.chosen], noise.energies(means, maps, row.transition)[0])
+        error = (added - found_noise[each.test]).std() / np.sqrt(len(each.test))
+        truth = (left**2).sum(axis=1).mean()
+        assert row.corrected == pytest.approx(truth / total, abs=4 * error / total)
+        assert row.corrected_step == pytest.approx(
+            truth / total_step, abs=4 * error / total_step + 0.05 * truth / total_step
+        )
+        assert row.nonaffine_state - row.corrected > 8 * error / total
+        assert row.floor == pytest.approx(
+            added.mean() / means[row.transition + 1][each.test].var(axis=0).sum(), rel=0.3
+        )
 
 
-def test_the_raw_share_is_that_of_affinity_where_every_token_has_both_halves():
-    state, _, final, halves = noisy_halves()
-    both = np.flatnonzero(halves.count_a > 0)
-    each = split(len(state), 0)
-    test = each.test[np.isin(each.test, both)]
-    each = Split(0, each.train, test)
-    states = np.array([state, final])
-    (raw,) = affinity(states, each, kind="mean")
-    (corrected,) = affinity_corrected(states, halves, each)
-    assert corrected.nonaffine_state == pytest.approx(raw.nonaffine_state, rel=1e-12)
-    counts = halves.count_a[each.test] + halves.count_b[each.test]
-    gap = ((halves.a - halves.b)[each.test] ** 2).sum(axis=1)
-    energy = (gap * halves.count_a[each.test] * halves.count_b[each.test] / counts**2).sum()
-    assert corrected.floor == pytest.approx(energy / (final[each.test].var(axis=0).sum() * len(each.test)), rel=1e-9)
+def test_no_correction_where_the_noise_shows_nowhere():
+    _, _, counts, positions = corpus(n=60)
+    assert MeanNoise.of(None, counts, np.arange(10)) is None
+    once = counts.copy()
+    once[3] = 1
+    assert MeanNoise.of(positions, once, np.arange(10)) is None
+    assert MeanNoise.of(positions, once, np.arange(10, 20)) is not None
+    elsewhere = Samples(positions.states[:, :4], np.full(4, 50), positions.sinks[:4])
+    assert MeanNoise.of(elsewhere, counts, np.arange(10)) is None
 
 
-def test_no_correction_where_there_is_no_map_or_nothing_but_noise():
-    state, _, final, halves = noisy_halves(n=60)
-    assert affinity_corrected(np.array([state, final]), halves, in_order(60, 6)) == []
-    loud = Halves(halves.a + 1e6, halves.b - 1e6, halves.count_a, halves.count_b)
-    assert affinity_corrected(np.array([state, final]), loud, in_order(60, 40)) == []
-
-
-def test_halves_nobody_has_are_refused():
-    state, _, final, halves = noisy_halves(n=60)
-    empty = Halves(halves.a, halves.b, np.zeros(60, int), halves.count_b)
-    with pytest.raises(InputError, match="0 held-out rows"):
-        affinity_corrected(np.array([state, final]), empty, in_order(60, 40))
+def test_no_correction_where_there_is_nothing_but_noise():
+    _, means, counts, positions = corpus(n=60)
+    loud = Samples(1e3 * positions.states, positions.rows, positions.sinks)
+    each = in_order(60, 40)
+    found = affinity_corrected(means, each, MeanNoise.of(loud, counts, each.test))
+    assert len(found.rows) == 2
+    assert found.corrected == []
+    few = in_order(60, 6)
+    assert affinity_corrected(means, few, MeanNoise.of(positions, counts, few.test)) == AffinityCorrected([], [])

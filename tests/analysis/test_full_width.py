@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from layerflow.analysis import full_width
-from layerflow.analysis.full_width import fit_maps, held_out_residuals, solve
+from layerflow.analysis.full_width import HeldOutSquares, fit_maps, held_out_squares, solve
 from layerflow.errors import InputError
 
 
@@ -16,6 +16,10 @@ def transition(n=400, width=7, noise=0.3, seed=0):
     following = 1.0 + state @ matrix.T + 0.02 * (state @ bend) ** 2 + noise * rng.standard_normal((n, width))
     split = rng.permutation(n)
     return state, following, split[: int(0.8 * n)], split[int(0.8 * n) :]
+
+
+def held_out_residuals(state, following, *, train, test, n_leading) -> HeldOutSquares:
+    return held_out_squares(fit_maps(state, following, train=train, n_leading=n_leading), state, following, test)
 
 
 def products(state, train, n_leading):

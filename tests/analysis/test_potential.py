@@ -165,7 +165,7 @@ def test_row_agrees_with_least_squares_over_an_explicit_basis_of_curl_free_field
         fitted = np.linalg.lstsq(design[parts.train].reshape(-1, len(basis)), steps[parts.train].ravel(), rcond=None)[0]
         errors = np.sum((steps[parts.test] - design[parts.test] @ fitted) ** 2)
         total = np.sum((steps[parts.test] - steps[parts.test].mean(axis=0)) ** 2)
-        assert measured == pytest.approx(1 - errors / total, abs=1e-8)
+        assert measured == pytest.approx(1 - errors / total, abs=1e-6)
 
 
 def _exponents(degree: int) -> list[np.ndarray]:
@@ -208,7 +208,7 @@ def test_values_are_the_planted_potential_of_the_centred_steps(cloud: Cloud) -> 
     fitted = potential_values(_report(cloud.z, steps).fit, sums.step_center, cloud.z)
     # V is defined up to a constant; centring the steps takes the tilt -mean_step.z out of it.
     planted = value - (TRANSLATION - sums.step_center) @ cloud.z.T
-    np.testing.assert_allclose(fitted - fitted.mean(), planted - planted.mean(), atol=1e-8 * np.ptp(planted))
+    np.testing.assert_allclose(fitted - fitted.mean(), planted - planted.mean(), atol=1e-5 * np.ptp(planted))
 
 
 def test_correlates_are_spearman_correlations_by_name(cloud: Cloud) -> None:

@@ -151,9 +151,7 @@ def test_restricting_reads_off_the_subset(k):
         squared[np.arange(len(rows)), rows] = np.inf
         order = np.argsort(squared, axis=1, kind="stable")[:, :k]
         np.testing.assert_array_equal(found.indices, order)
-        np.testing.assert_allclose(
-            found.distances, np.sqrt(np.take_along_axis(squared, order, axis=1)), rtol=1e-12
-        )
+        np.testing.assert_allclose(found.distances, np.sqrt(np.take_along_axis(squared, order, axis=1)), rtol=1e-12)
 
 
 def test_restricting_searches_again_where_the_list_runs_short():

@@ -73,5 +73,5 @@ def test_other_degrees_are_refused():
 
 
 def test_coefficients_of_another_width_are_refused():
-    with pytest.raises(InputError, match="3 rows.*4 variables has 5 monomials"):
+    with pytest.raises(InputError, match=r"3 rows.*4 variables has 5 monomials"):
         evaluate(np.zeros((3, 2)), np.zeros((10, 4)), 1)

@@ -277,8 +277,8 @@ def _flow_tables(
             "alignment": 0.914 * np.sqrt(ratio / (1 + ratio)) * (0.4 if translated else 1),
             "energy_share": 0.5,
         }
-        for translated in (False, True)
         for ratio in (0.9, 4.0, 25.0, 106.0)
+        for translated in (False, True)
     ]
     conserved = [
         {
@@ -340,7 +340,15 @@ def _flow_tables(
         }
         for index in range(5)
     ]
+    correlates = [
+        {"n_components": 16, "transition": transition, "quantity": quantity, "spearman": rho + 0.01 * transition}
+        for quantity, rho in (("log_frequency", -0.1), ("norm", -0.6), ("cosine", 0.2), ("local_density", 0.0))
+        for transition in range(n_transitions)
+    ]
+    corrected = [{"transition": n_transitions - 1, "nonaffine_state": 0.038, "floor": 0.012, "corrected": 0.026}]
     return {
+        "potential_correlates": _rows(correlates),
+        "affinity_corrected": _rows(corrected),
         "gradient": _rows(gradient),
         "gradient_calibration": _rows(calibration),
         "gradient_diffusion": _rows(diffusion),

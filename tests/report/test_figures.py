@@ -15,7 +15,7 @@ from tests.report.synthetic import HOSTILE, make_results
 
 from layerflow.report import figures
 from layerflow.report.figures.clouds import labelled_rows, shown_states
-from layerflow.report.figures.drift_fields import plane
+from layerflow.report.figures.drift_fields import common_step, plane
 from layerflow.report.figures.reach import reach
 from layerflow.report.query import where
 
@@ -116,6 +116,9 @@ def test_cloud_draws_hostile_tokens_without_a_warning(text: str) -> None:
 
 def test_fields_draw_each_law_over_the_observed_steps(results: dict[str, pa.Table]) -> None:
     table = results["figure_fields"]
+    observed_rows = where(table, series="observed")
+    common = [np.average(observed_rows[axis].to_numpy(), weights=observed_rows["n"].to_numpy()) for axis in ("u", "v")]
+    assert common_step(table) == pytest.approx(common)
     figure = figures.fields(table)
     for ax, series in zip(figure.axes, ("affine", "quadratic", "km"), strict=True):
         observed, law = (artist for artist in ax.collections if isinstance(artist, Quiver))
@@ -124,7 +127,7 @@ def test_fields_draw_each_law_over_the_observed_steps(results: dict[str, pa.Tabl
             rows = where(table, series=name)
             drawn = np.column_stack([quiver.X, quiver.Y, quiver.U, quiver.V])
             expected = np.column_stack([rows[column].to_numpy() for column in ("x", "y", "u", "v")])
-            np.testing.assert_array_equal(drawn, expected)
+            np.testing.assert_allclose(drawn, expected - [0, 0, *common], atol=1e-12)
     (note,) = (text.get_text() for text in figure.texts if "transition" in text.get_text())
     assert "state 4, transition 4 → 5" in note
     assert plane(table) == "leading principal plane of state 4, transition 4 → 5"
@@ -133,7 +136,8 @@ def test_fields_draw_each_law_over_the_observed_steps(results: dict[str, pa.Tabl
 def test_fields_scale_keeps_all_but_the_longest_arrows_within_a_bin_and_a_third(results: dict[str, pa.Table]) -> None:
     table = results["figure_fields"]
     scale = next(a for a in figures.fields(table).axes[0].collections if isinstance(a, Quiver)).scale
-    lengths = np.hypot(table["u"].to_numpy() / 0.5, table["v"].to_numpy() / 0.4) / scale
+    u, v = common_step(table)
+    lengths = np.hypot((table["u"].to_numpy() - u) / 0.5, (table["v"].to_numpy() - v) / 0.4) / scale
     assert np.percentile(lengths, 90) == pytest.approx(1.3)
 
 
@@ -170,14 +174,36 @@ def test_laws_draw_the_mean_over_seeds(results: dict[str, pa.Table]) -> None:
 
 
 def test_contests_fill_the_points_whose_interval_clears_zero(results: dict[str, pa.Table]) -> None:
-    table = where(results["law_contests"], law="quadratic", n_components=16)
-    lines = figures.contests(table, n_components=16).axes[0].lines
-    points = [line for line in lines if line.get_marker() == "o"]
-    for transition, point in enumerate(points):
-        rows = where(table, transition=transition)
-        clear = pc.min(rows["low"]).as_py() > 0 or pc.max(rows["high"]).as_py() < 0
-        assert (point.get_markerfacecolor() != "none") == clear
-        assert point.get_ydata()[0] == pytest.approx(pc.mean(rows["difference"]).as_py())
+    table = where(results["law_contests"], law="km", opponent="affine", metric="r2", n_components=16)
+    lifted = table.set_column(
+        table.schema.get_field_index("low"),
+        "low",
+        pc.if_else(pc.greater(table["transition"], 3), pc.subtract(table["difference"], 1e-6), table["low"]),
+    )
+    lines = [line for line in figures.contests(lifted, n_components=16).axes[0].lines if line.get_marker() == "o"]
+    points = {
+        round(x): (y, line.get_markerfacecolor() != "none")
+        for line in lines
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+    }
+    assert sorted(points) == [*range(6)]
+    assert {filled for _, filled in points.values()} == {True, False}
+    for transition, (height, filled) in points.items():
+        rows = where(lifted, transition=transition)
+        assert filled == (pc.min(rows["low"]).as_py() > 0 or pc.max(rows["high"]).as_py() < 0)
+        assert height == pytest.approx(pc.mean(rows["difference"]).as_py())
+
+
+def test_rollout_names_the_law_that_leaves_its_axis() -> None:
+    ratios = {"quadratic": [1.0, 5.0, 4.2e24], "km": [1.0, 0.8, 0.5]}
+    rows = [
+        {"law": law, "noise": {"km": "local_full"}.get(law, "full"), "seed": 0, "state": state, "spread_ratio": ratio}
+        for law, values in ratios.items()
+        for state, ratio in enumerate(values)
+    ]
+    ax = figures.rollout(pa.Table.from_pylist(rows)).axes[0]
+    assert ax.get_ylim()[1] <= 30
+    assert [text.get_text() for text in ax.texts] == ["off the axis: quadratic, full noise, to 4.2·10²⁴"]
 
 
 def test_reach_counts_wins_over_the_affine_map() -> None:

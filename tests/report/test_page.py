@@ -216,6 +216,24 @@ def test_claims_say_what_holds(written: Written) -> None:
     assert [row[3] for row in rows] == ["not tested", "holds", "does not", "not tested", "holds"]
 
 
+def test_the_strongest_correlate_of_the_potential_is_in_bold(written: Written) -> None:
+    table = written.page.table("Rank correlation of the potential’s values with other quantities, over tokens")
+    rows = table.all("tbody")[0].all("tr")
+    assert [row.all("th")[0].text for row in rows if row.all("strong")] == ["norm"]
+    (norm,) = (row for row in table.rows() if row[0] == "norm")
+    assert _value(norm[1]) == pytest.approx(-0.6 + 0.01 * 2.5, abs=0.0051)
+
+
+def test_the_calibration_puts_plain_and_translated_side_by_side(written: Written) -> None:
+    caption = "Calibration: what the instrument reads on the control, by its ratio of drift to noise"
+    rows = written.page.table(caption).rows()
+    assert [row[0] for row in rows] == ["0.9", "4.0", "25.0", "106.0"]
+    by_key = {(r["drift_to_noise"], r["translated"]): r for r in written.results["gradient_calibration"].to_pylist()}
+    for row, ratio in zip(rows, (0.9, 4.0, 25.0, 106.0), strict=True):
+        expected = [by_key[ratio, False]["alignment"], by_key[ratio, True]["alignment"]]
+        assert [_value(row[2]), _value(row[4])] == pytest.approx(expected, abs=0.00051)
+
+
 def test_figure_files_are_written_and_are_what_the_page_shows(written: Written) -> None:
     names = [path.name for path in written.files.figures]
     assert names[:4] == [
@@ -250,11 +268,12 @@ def test_a_page_of_full_size_stays_small(write_page: Callable[..., Written]) -> 
 
 
 def test_a_run_of_the_first_tables_only_says_what_it_lacks(write_page: Callable[..., Written]) -> None:
-    written = write_page(make_results(complete=False), make_results(1, complete=False))
+    sizes = {"n_transitions": 2, "n_tokens": 30, "seeds": (0,), "complete": False}
+    written = write_page(make_results(0, **sizes), make_results(1, **sizes))
     gone = {"claims", "gradient", "figure-3", "conserved", "rollout", "affinity"}
     assert _sections(written.page) == COMPLETE - gone
     missing = written.page.by_id("missing").text
-    assert missing.count("in either view") == 8
+    assert missing.count("in either view") == 10
     assert "figure 3" in missing.lower()
     assert "layerflow analyse" in missing
 
@@ -268,17 +287,15 @@ def test_any_table_may_be_missing_or_without_rows(write_page: Callable[..., Writ
     assert "norms" in _sections(page)
 
 
-def test_one_view_alone_is_said(write_page: Callable[..., Written]) -> None:
-    written = write_page(make_results(complete=False))
+def test_one_view_alone_is_said(write_page: Callable[..., Written], results: dict[str, pa.Table]) -> None:
+    written = write_page({"law_scores": results["law_scores"]})
     assert "One view only" in written.page.text
     assert "no sums over sink positions were kept" in written.page.by_id("missing").text
     assert "Without sinks" not in written.page.by_id("headline").text
 
 
-def test_runs_without_halves_or_norms_say_why(write_page: Callable[..., Written]) -> None:
-    results = make_results(complete=False)
-    del results["noise_floor"], results["norms"]
-    written = write_page(results)
+def test_runs_without_halves_or_norms_say_why(write_page: Callable[..., Written], results: dict[str, pa.Table]) -> None:
+    written = write_page({"law_diagnostics": results["law_diagnostics"]})
     missing = written.page.by_id("missing").text
     assert "keeps no split halves" in missing
     assert "neither norms nor samples" in missing
@@ -365,10 +382,10 @@ def test_trajectories_from_arrays_are_reported(
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     some = make_results(n_transitions=2, widths=(8,), seeds=(0,), n_tokens=40)
-    run = write_run(tmp_path / "run", some, some)
-    first = {path: path.read_bytes() for path in (report.write(run).page, *report.write(run).figures)}
-    assert {path: path.read_bytes() for path in first} == first
-    report.write(run)
+    run = write_run(tmp_path / "run", {name: some[name] for name in ("figure_fields", "norms", "law_scores")})
+    files = report.write(run)
+    first = {path: path.read_bytes() for path in (files.page, *files.figures)}
+    assert report.write(run) == files
     assert {path: path.read_bytes() for path in first} == first
 
 

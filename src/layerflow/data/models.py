@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import transformers
+from jaxtyping import Float, Int
 
-from layerflow.data.model_files import LoadedFiles, find_model
+from layerflow.data.model_files import LoadedFiles, ModelFiles, find_model
 from layerflow.errors import InputError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,12 +57,14 @@ class LanguageModel:
     context_length: int | None
     source: Mapping[str, Any] = field(repr=False)
 
-    def states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Return all states of a batch: L + 1 tensors (b, t, D), the last one after the final norm.
+    def states(
+        self, input_ids: Int[torch.Tensor, "b t"], attention_mask: Int[torch.Tensor, "b t"] | None = None
+    ) -> tuple[Float[torch.Tensor, "b t D"], ...]:
+        """Return all states of a batch: L + 1 tensors, the last one after the final norm.
 
         Args:
-            input_ids: (b, t) ids, padded on the right.
-            attention_mask: (b, t), 1 at real positions; None when every row is full.
+            input_ids: rows of ids, padded on the right.
+            attention_mask: 1 at real positions, 0 at padding; None when every row is full.
         """
         states: tuple[torch.Tensor, ...] = self.run(input_ids, attention_mask).hidden_states
         return states
@@ -128,7 +131,7 @@ def load_model(
         raise InputError(f"--dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
     target = _device(device)
     files = find_model(name, revision=revision, trust_remote_code=trust_remote_code)
-    return _assemble(name, files.kind, files.load(DTYPES[dtype]), target, dtype)
+    return _assemble(files, files.load(DTYPES[dtype]), target, dtype)
 
 
 def probe(model: LanguageModel) -> Probe:
@@ -166,8 +169,8 @@ def probe(model: LanguageModel) -> Probe:
     rules = {
         "last_state": "the last hidden state is not the backbone's output after the final norm",
         "head_input": "the last hidden state is not what the vocabulary head reads",
-        "padding": "padding on the right changes the states of real positions",
         "causality": "a later token changes the states before it, so this is no causal language model",
+        "padding": "padding on the right changes the states of real positions",
     }
     for name, fault in rules.items():
         difference = getattr(measured, name)
@@ -177,8 +180,8 @@ def probe(model: LanguageModel) -> Probe:
     return measured
 
 
-def _assemble(name: str, kind: str, files: LoadedFiles, device: torch.device, dtype: str) -> LanguageModel:
-    causal, tokenizer = files.causal.to(device), files.tokenizer
+def _assemble(files: ModelFiles, loaded: LoadedFiles, device: torch.device, dtype: str) -> LanguageModel:
+    name, causal, tokenizer = files.name, loaded.causal.to(device), loaded.tokenizer
     if causal.base_model is causal:
         raise InputError(f"model {name}: {type(causal).__name__} names no backbone (base_model_prefix)")
     config = causal.config.get_text_config()
@@ -188,7 +191,7 @@ def _assemble(name: str, kind: str, files: LoadedFiles, device: torch.device, dt
     special_ids = _special_ids(tokenizer, config)
     source = {
         "name": name,
-        "kind": kind,
+        "kind": files.kind,
         **files.origin,
         "architecture": type(causal).__name__,
         "model_type": config.model_type,
@@ -201,7 +204,7 @@ def _assemble(name: str, kind: str, files: LoadedFiles, device: torch.device, dt
     return LanguageModel(
         name=name,
         backbone=causal.base_model,
-        head=files.head,
+        head=loaded.head,
         causal=causal,
         tokenizer=tokenizer,
         device=device,

@@ -16,7 +16,7 @@ class CollectOptions(WindowOptions):
     Attributes:
         min_count: occurrences a token needs to be kept.
         skip_positions: positions at the start of each row that are not counted at all.
-        batch_tokens: tokens a batch holds at most, padding included.
+        batch_tokens: tokens a batch holds at most, padding included; on a CPU more is no faster, a GPU wants more.
         n_samples: single positions to keep, drawn uniformly.
         seed: seeds halves, sample and calibration.
 
@@ -26,7 +26,7 @@ class CollectOptions(WindowOptions):
 
     min_count: int = 5
     skip_positions: int = 0
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
     n_samples: int = 10_000
     seed: int = 0
 
@@ -40,7 +40,7 @@ class CollectOptions(WindowOptions):
             ("seed", 0),
         ):
             if getattr(self, name) < least:
-                option = f"--{name.replace('_', '-')}"
+                option = f"--{name.removeprefix('n_').replace('_', '-')}"
                 raise InputError(f"{option} {getattr(self, name)} is too small; give {least} or more")
         if self.skip_positions > self.max_tokens - 2:
             raise InputError(

@@ -18,7 +18,7 @@ from layerflow.data.trajectories import token_table
 from layerflow.errors import InputError
 
 # What decides the numbers; a collection goes on, and shards are merged, only where all of it is the same.
-_IDENTITY = ("model", "corpus", "options", "shard", "rows")
+_IDENTITY = ("model", "corpus", "options", "shard", "rows_sha256")
 # Where a model runs and what runs it may differ from one shard, or one attempt, to the next.
 _INCIDENTAL = ("model.device", "model.path", "model.versions", "corpus.path")
 

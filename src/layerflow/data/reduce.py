@@ -92,7 +92,7 @@ def reduce_batch(model: LanguageModel, batch: Batch, medians: Float[np.ndarray, 
         is_sink=is_sink,
         samples=BatchSamples(
             places=batch.samples[good][is_sample],
-            states=np.stack([_select(state, positions[is_sample]) for state in states]),
+            states=_select(states, positions[is_sample]),
             rows=targets[is_sample],
             sinks=is_sink[is_sample],
         ),
@@ -158,6 +158,8 @@ def _segment_sum(
     ).cpu()
 
 
-def _select(state: torch.Tensor, positions: np.ndarray) -> np.ndarray:
-    chosen = state.flatten(0, 1)[torch.from_numpy(positions).to(state.device)]
-    return chosen.float().cpu().numpy()
+def _select(states: Sequence[torch.Tensor], positions: np.ndarray) -> np.ndarray:
+    selected = np.empty((len(states), len(positions), states[0].shape[-1]), np.float32)
+    for state, values in zip(states, selected, strict=True):
+        values[:] = state.flatten(0, 1)[torch.from_numpy(positions).to(state.device)].float().cpu()
+    return selected

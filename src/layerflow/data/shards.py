@@ -1,6 +1,7 @@
 """Shards of one collection, added up to a run. Imports torch, through the accumulator."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from layerflow.data.options import Shard
 from layerflow.data.partial import Partial, refuse_other
 from layerflow.data.samples import SampleFile
 from layerflow.data.storage import read_manifest
+from layerflow.data.trajectories import SHARD
 from layerflow.errors import InputError
 
 _BLOCK = 1024  # sampled positions in memory at once
@@ -37,6 +39,15 @@ def merge(folders: Sequence[Path], out: Path) -> Path:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} is not an empty directory; give a new one")
     manifests = _in_order(folders)
+    try:
+        _add_up(manifests, out)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # it was empty or absent
+        raise
+    return out
+
+
+def _add_up(manifests: Mapping[Path, Mapping[str, Any]], out: Path) -> None:
     paths = list(manifests)
     first = Partial.of(paths[0])
     accumulator = first.loaded()
@@ -62,21 +73,21 @@ def merge(folders: Sequence[Path], out: Path) -> Path:
         min_count=manifest["options"]["min_count"],
     )
     Partial.of(out).remove()
-    return out
 
 
 def _in_order(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     """Return the shards' manifests by number, having checked that they are one collection's and complete."""
-    manifests = {folder: read_manifest(folder) for folder in folders}
+    manifests: dict[Path, dict[str, Any]] = {}
     by_shard: dict[Shard, Path] = {}
-    for folder, manifest in manifests.items():
-        if manifest.get("status") != "shard":
+    for folder in folders:
+        manifest = read_manifest(folder)
+        if manifest.get("status") != SHARD:
             raise InputError(f"{folder} is not a finished shard; make it with `layerflow collect --shard i/n`")
-        refuse_other(folder, {**manifest, "shard": None}, {**manifests[folders[0]], "shard": None})
+        refuse_other(folder, {**manifest, "shard": None}, {**manifests.get(folders[0], manifest), "shard": None})
         shard = Shard.parse(manifest["shard"])
         if shard in by_shard:
             raise InputError(f"{folder} and {by_shard[shard]} are both shard {shard}; give each once")
-        by_shard[shard] = folder
+        manifests[folder], by_shard[shard] = manifest, folder
     counts = {shard.count for shard in by_shard}
     if len(counts) != 1:
         raise InputError(f"shards of {sorted(counts)} parts do not belong together; give all of one number")

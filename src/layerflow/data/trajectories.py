@@ -25,6 +25,7 @@ from layerflow.errors import InputError
 
 MIN_COUNT = 5
 COMPLETE = "complete"
+SHARD = "shard"
 
 _FOLDER = "trajectories"
 _TENSOR_FILES = ("states", "halves", "samples", "sinks")
@@ -235,6 +236,11 @@ class Trajectories:
         """
         directory = Path(directory)
         manifest = read_manifest(directory)
+        if manifest.get("status") == SHARD:
+            raise InputError(
+                f"{directory} is shard {manifest.get('shard')} of a collection; "
+                "add all its shards up with `layerflow merge`"
+            )
         if manifest.get("status") != COMPLETE:
             raise InputError(
                 f"{directory} holds an unfinished collection (status {manifest.get('status')!r}); "

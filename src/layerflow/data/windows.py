@@ -285,9 +285,8 @@ def _encode_starts(
 
 
 def _start(text: str, length: int) -> str:
-    if len(text) <= length:
-        return text
-    return text[: text.find(" ", length)] if " " in text[length:] else text
+    end = text.find(" ", length)
+    return text if end < 0 else text[:end]
 
 
 def _cut(tokens: list[int], options: WindowOptions) -> list[list[int]]:

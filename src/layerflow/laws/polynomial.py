@@ -12,8 +12,10 @@ from layerflow.laws.pairs import require_pairs
 from layerflow.numerics.least_squares import LeastSquaresFit, fit_polynomial
 
 # The residual covariance that a Gram matrix gives is a difference of sums: its error is about 1e-15 of the steps'
-# variance. Residuals smaller than this share of it, in any direction, are taken from the rows instead.
+# variance, and up to 3e-16 times the design's condition, which is 1e6 where a few states are a thousand times larger
+# than the rest. Residuals smaller than these shares, in any direction, are taken from the rows instead.
 _DIFFERENCE_TRUSTED_ABOVE = 1e-8
+_DIFFERENCE_TRUSTED_ABOVE_PER_CONDITION = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +43,7 @@ def polynomial_law(
         InputError: Another form of noise.
     """
     drift = PolynomialDrift.from_fit(fit)
-    if _resolved(fit.residual_covariance, dz):
+    if _resolved(fit, dz):
         return GaussianLaw(drift, covariance_noise(fit.residual_covariance, noise))
     return GaussianLaw(drift, residual_noise(dz - drift(z), noise))
 
@@ -55,10 +57,11 @@ def fit_polynomial_law(
     return PolynomialFit(polynomial_law(fit, states, steps, noise=noise), fit)
 
 
-def _resolved(covariance: np.ndarray, dz: np.ndarray) -> bool:
+def _resolved(fit: LeastSquaresFit, dz: np.ndarray) -> bool:
     """Whether a residual covariance stands clear of rounding in every direction, in units of the steps' spread."""
     deviation = np.std(dz, axis=0, dtype=np.float64)
     if not (deviation > 0.0).all():
         return False
-    smallest = np.linalg.eigvalsh(covariance / np.outer(deviation, deviation))[0]
-    return bool(smallest > _DIFFERENCE_TRUSTED_ABOVE)
+    smallest = np.linalg.eigvalsh(fit.residual_covariance / np.outer(deviation, deviation))[0]
+    trusted = max(_DIFFERENCE_TRUSTED_ABOVE, _DIFFERENCE_TRUSTED_ABOVE_PER_CONDITION * fit.condition)
+    return bool(smallest > trusted)

@@ -163,7 +163,7 @@ def _offset(d: int, i: int) -> int:
 @lru_cache(maxsize=8)
 def _group_rows(d: int) -> list[np.ndarray]:
     """Give the places of the monomials (i, j), i <= j, with j in each group."""
-    first, second = pairs(d)
+    _, second = pairs(d)
     return [np.flatnonzero((second >= start) & (second < stop)) for start, stop in _groups(d)]
 
 
@@ -191,10 +191,10 @@ def _count_sorted(n: int, length: int) -> int:
 
 
 def _place(
-    i: Int64[np.ndarray, "*s"], j: Int64[np.ndarray, "*s"], k: Int64[np.ndarray, "*s"], l: Int64[np.ndarray, "*s"]
+    i: Int64[np.ndarray, "*s"], j: Int64[np.ndarray, "*s"], k: Int64[np.ndarray, "*s"], m: Int64[np.ndarray, "*s"]
 ) -> Int64[np.ndarray, "*s"]:
-    """Place of i <= j <= k <= l among sorted quadruples by last, then third, then second, then first number."""
-    return l * (l + 1) * (l + 2) * (l + 3) // 24 + k * (k + 1) * (k + 2) // 6 + j * (j + 1) // 2 + i
+    """Place i <= j <= k <= m among sorted quadruples by their last, then third, then second, then first number."""
+    return m * (m + 1) * (m + 2) * (m + 3) // 24 + k * (k + 1) * (k + 2) // 6 + j * (j + 1) // 2 + i
 
 
 @lru_cache(maxsize=8)
@@ -206,9 +206,9 @@ def _sources(d: int) -> Int64[np.ndarray, " m"]:
     for (start, _), chosen in zip(_groups(d), _group_rows(d), strict=True):
         offset = _offset(d, start)
         i, j = first[chosen, None], second[chosen, None]
-        k, l = first[None, offset:], second[None, offset:]
+        k, m = first[None, offset:], second[None, offset:]
         row, column = np.nonzero(j <= k)
-        places = _place(i[row, 0], j[row, 0], k[0, column], l[0, column])
+        places = _place(i[row, 0], j[row, 0], k[0, column], m[0, column])
         sources[places] = base + row * k.shape[1] + column
         base += len(chosen) * k.shape[1]
     return sources

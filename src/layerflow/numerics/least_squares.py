@@ -52,9 +52,7 @@ class LeastSquaresFit:
         return evaluate(self.standard, self.scaler(z), self.degree)
 
 
-def fit_polynomial(
-    z: Float[np.ndarray, "n d"], dz: Float[np.ndarray, "n c"], *, degree: int = 2
-) -> LeastSquaresFit:
+def fit_polynomial(z: Float[np.ndarray, "n d"], dz: Float[np.ndarray, "n c"], *, degree: int = 2) -> LeastSquaresFit:
     """Fit steps by a polynomial of the state: `solve` on the Gram matrix of these very rows."""
     return solve(gram(z, dz, degree=degree), z, dz)
 
@@ -139,22 +137,28 @@ def _by_cholesky(problem: _Problem) -> _Solution | None:
     solution = scipy.linalg.cho_solve((factor, True), problem.cross * problem.unit[:, None])
     passes = 0
     if reciprocal < _REFINE_BELOW:
-        passes = _refine(problem, factor, solution)
+        # The corrections themselves are rounded: they stand still at about this size, not at zero.
+        still = max(1e-12, np.finfo(np.float64).eps * reciprocal**-0.5)
+        passes = _refine(problem, factor, solution, still)
         if passes == _MAX_REFINEMENTS:
             return None
     return _Solution(solution, len(solution), reciprocal**-0.5, passes)
 
 
-def _refine(problem: _Problem, factor: Float64[np.ndarray, "f f"], solution: Float64[np.ndarray, "f c"]) -> int:
+def _refine(
+    problem: _Problem, factor: Float64[np.ndarray, "f f"], solution: Float64[np.ndarray, "f c"], still: float
+) -> int:
     """Correct the solution in place by G⁻¹ Xᵀ(Y - X β) until it stands still; return the number of passes."""
-    for passes in range(1, _MAX_REFINEMENTS + 1):
+    passes = 0
+    while passes < _MAX_REFINEMENTS:
+        passes += 1
         residual = np.zeros_like(solution)
         for block in row_blocks(problem.sums.count):
             rows = problem.design_rows(block)
             residual += rows @ (problem.centred_steps(block) - rows.T @ (solution * problem.unit[:, None]))
         correction = scipy.linalg.cho_solve((factor, True), residual * problem.unit[:, None])
         solution += correction
-        if np.abs(correction).max() <= 1e-12 * np.abs(solution).max():
+        if np.abs(correction).max() <= still * np.abs(solution).max():
             break
     return passes
 
@@ -164,8 +168,11 @@ def _by_singular_values(problem: _Problem) -> _Solution:
     rows = slice(0, problem.sums.count)
     design = problem.design_rows(rows)
     design *= problem.unit[:, None]
+    # Collinear columns are so only up to the rounding of their entries: LAPACK's own cut-off, one unit of rounding, takes
+    # about one such direction in three for real and predicts with noise along it. This is NumPy's.
+    cutoff = max(design.shape) * np.finfo(np.float64).eps
     solution, _, rank, values = scipy.linalg.lstsq(
-        design.T, problem.centred_steps(rows), overwrite_a=True, overwrite_b=True, lapack_driver="gelsd"
+        design.T, problem.centred_steps(rows), cond=cutoff, overwrite_a=True, overwrite_b=True, lapack_driver="gelsd"
     )
     full = rank == len(design)
     condition = float(values[0] / values[-1]) if full else float("inf")

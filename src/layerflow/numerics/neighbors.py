@@ -171,9 +171,7 @@ class _Cloud:
     def scaled(self, points: Float64[np.ndarray, "m d"]) -> Float64[np.ndarray, "m d"]:
         return np.asarray((points - self.center) / self.scale)
 
-    def error(
-        self, norm: Float64[np.ndarray, " m"], reach: Float64[np.ndarray, " m"]
-    ) -> Float64[np.ndarray, " m"]:
+    def error(self, norm: Float64[np.ndarray, " m"], reach: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Bound the rounding error of the scores of every point that could lie within `reach` of a query.
 
         Such a point's norm is at most `norm + reach` (triangle inequality). A float32 dot product of length
@@ -230,7 +228,7 @@ def _nearest_in_tile(
     scratch: _Scratch,
 ) -> tuple[Int64[np.ndarray, "m k"], Float64[np.ndarray, "m k"]]:
     keys, norm = _candidates(cloud, queries, own, scratch)
-    columns = np.sort(_columns(keys), axis=1)  # so that a stable sort by distance leaves ties in the order of their indices
+    columns = np.sort(_columns(keys), axis=1)  # so that a stable sort by distance keeps ties in order of index
     squared = _squared_distances(cloud.points, queries, columns)
     order = np.argsort(squared, axis=1, kind="stable")[:, :k]
     columns = np.take_along_axis(columns, order, axis=1)

@@ -35,8 +35,8 @@ def shown_states(cloud: pa.Table) -> list[int]:
 def labelled_rows(cloud: pa.Table) -> dict[int, str]:
     """Choose a handful of tokens to follow through the panels: {row: text as drawn}.
 
-    Plain words the figure's font can draw come first, the frequent before the rare; among the 150 first, each new one
-    is the farthest from those chosen, in the middle panel, so that labels spread out.
+    Plain words the figure's font can draw come first, whole ones before pieces, the frequent before the rare; among the
+    150 first, each new one is the farthest from those chosen, in the middle panel, so that labels spread out.
     """
     states = shown_states(cloud)
     if not states:
@@ -44,7 +44,7 @@ def labelled_rows(cloud: pa.Table) -> dict[int, str]:
     panel = where(cloud, state=states[len(states) // 2])
     labels = [drawable(token_label(text)) for text in texts(panel["text"])]
     counts = panel["count"].to_numpy()
-    order = sorted(range(len(labels)), key=lambda row: (not _is_word(labels[row]), -counts[row], row))[:150]
+    order = sorted(range(len(labels)), key=lambda row: (_oddity(labels[row]), -counts[row], row))[:150]
     places = np.column_stack([_spread(panel["x"].to_numpy()), _spread(panel["y"].to_numpy())])[order]
     chosen = [0] if order else []
     while len(chosen) < min(MAX_LABELS, len(order)):
@@ -119,7 +119,7 @@ def _frame(ax: Axes, panel: pa.Table) -> int:
         values = panel[column].to_numpy()
         low, high = np.percentile(values, [_FRAME_PERCENT, 100 - _FRAME_PERCENT])
         margin = 0.25 * (high - low) or 0.5
-        low, high = max(low - margin, values.min() - 0.05 * margin), min(high + margin, values.max() + 0.05 * margin)
+        low, high = max(low - margin, values.min() - 0.15 * margin), min(high + margin, values.max() + 0.15 * margin)
         set_limits(low, high)
         outside |= (values < low) | (values > high)
     return int(outside.sum())
@@ -180,9 +180,12 @@ def _place_label(ax: Axes, point: tuple[float, float], label: str, taken: list[B
         text.remove()
 
 
-def _is_word(label: str) -> bool:
+def _oddity(label: str) -> int:
+    """Order labels: words that follow a space, then word pieces of three letters or more, then the rest."""
     word = label.strip("␣")
-    return len(word) >= 3 and word.isalpha()
+    if len(word) < 3 or not word.isalpha():
+        return 2
+    return 0 if label.startswith("␣") else 1
 
 
 @functools.cache

@@ -1,9 +1,11 @@
 """Panels with depth on the horizontal axis, drawn from the result tables."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
@@ -49,6 +51,8 @@ _ROLLOUTS = (
     ("affine", "none", "affine, no noise", ":"),
     ("stationary_control", None, "stationary control", "--"),
 )
+
+_FARTHEST = 30.0  # spread ratio at which the rollout panel's axis ends
 
 
 @styled
@@ -168,17 +172,29 @@ def potential(table: pa.Table, *, n_components: int) -> Figure:
 def rollout(table: pa.Table) -> Figure:
     """Draw the spread of rolled-out clouds against the real ones' by state, averaged over seeds, on a log axis.
 
+    A law that overflows would squeeze all others into a line: the axis ends at a factor of 30 either way, and a line
+    that leaves it is named with its extreme.
+
     Args:
         table: ``rollout``: law, noise, seed, state, spread_ratio, n_escaped.
     """
     figure, ax = _panel("state", "spread, generated ÷ real (log)")
     _log_scale(ax)
     ax.axhline(1, color=MUTED, lw=0.8)
+    gone: list[tuple[str, float]] = []
     for law, noise, name, dashes in _ROLLOUTS:
         rows = where(where(table, law=law), **({} if noise is None else {"noise": noise}))
         line = {state: ratio for (state,), ratio in sorted(means(rows, ["state"], "spread_ratio").items())}
         positive = {state: ratio for state, ratio in line.items() if ratio is not None and ratio > 0}
         _line(ax, positive, name, _LAW_COLOURS.get(law, PALETTE["null"]), dashes)
+        extreme = max(positive.values(), key=lambda ratio: abs(math.log(ratio)), default=1.0)
+        if not 1 / _FARTHEST <= extreme <= _FARTHEST:
+            gone.append((name, extreme))
+    low, high = ax.get_ylim()
+    ax.set_ylim(max(low, 1 / _FARTHEST), min(high, _FARTHEST))
+    if gone:
+        note = "off the axis: " + "; ".join(f"{name}, to {compact(extreme)}" for name, extreme in gone)
+        ax.text(0.02, 0.97, note, transform=ax.transAxes, va="top", size=7, color=MUTED)
     return _finish(figure, ax, columns=3)
 
 
@@ -252,26 +268,17 @@ def _line(ax: Axes, line: Mapping[int, Any], label: str, colour: str, dashes: st
 
 
 def _intervals(ax: Axes, rows: pa.Table, value: str, label: str, colour: str, shift: float) -> None:
-    grouped = rows.group_by("transition", use_threads=False)
-    summary = grouped.aggregate([(value, "mean"), ("low", "min"), ("high", "max")]).sort_by("transition").to_pydict()
-    drawn = False
-    for transition, middle, low, high in zip(*summary.values(), strict=True):
-        if middle is None:
-            continue
-        clear = low is not None and high is not None and (low > 0 or high < 0)
-        if low is not None and high is not None:
-            ax.plot([transition + shift] * 2, [low, high], color=colour, lw=1.3, solid_capstyle="butt")
-        ax.plot(
-            transition + shift,
-            middle,
-            marker="o",
-            ms=4,
-            mfc=colour if clear else "none",
-            mec=colour,
-            ls="none",
-            label=None if drawn else label,
-        )
-        drawn = True
+    """Draw a point a transition, filled where its interval keeps clear of zero, and the interval as a bar."""
+    known = rows.filter(pc.is_valid(rows[value]))
+    grouped = known.group_by("transition", use_threads=False)
+    summary = grouped.aggregate([(value, "mean"), ("low", "min"), ("high", "max")]).sort_by("transition")
+    place = summary["transition"].to_numpy() + shift
+    middle, low, high = (summary[column].to_numpy() for column in (f"{value}_mean", "low_min", "high_max"))
+    ax.vlines(place, low, high, color=colour, lw=1.3)
+    clear = (low > 0) | (high < 0)
+    for drawn, face, name in ((clear, colour, label), (~clear, "none", None if clear.any() else label)):
+        if drawn.any():
+            ax.plot(place[drawn], middle[drawn], "o", ms=4, mfc=face, mec=colour, label=name)
 
 
 def _log_scale(ax: Axes) -> None:

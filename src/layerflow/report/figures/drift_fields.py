@@ -1,5 +1,7 @@
 """Figure 2: the drift fields of three laws over the mean held-out steps."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 from matplotlib.axes import Axes
@@ -8,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from layerflow.report.figures.style import FULL_WIDTH, MUTED, PALETTE, styled
 from layerflow.report.query import distinct, where
+from layerflow.report.text import compact
 
 PANELS = (("affine", "Affine"), ("quadratic", "Quadratic"), ("km", "Kramers–Moyal"))
 _LENGTH_IN_BINS = 1.3  # how long all but the longest tenth of the arrows are at most
@@ -17,33 +20,53 @@ _LENGTH_IN_BINS = 1.3  # how long all but the longest tenth of the arrows are at
 def fields(table: pa.Table) -> Figure:
     """Draw each law's arrows over the mean step of the held-out tokens in the same bin.
 
-    Bins with too few held-out tokens are not in the table and stay blank. One scale serves all arrows and is written
-    down.
+    All arrows are drawn less the mean step of the tokens in the figure: what all tokens do alike is usually longer than
+    what sets them apart, and would hide it. That step and the one scale of all arrows are written below. Bins with too
+    few held-out tokens are not in the table and stay blank.
 
     Args:
         table: ``figure_fields``: transition, state, x, y, series, u, v, n.
     """
     figure = Figure(figsize=(FULL_WIDTH, 3.9), layout="constrained")
     axes = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
-    observed = where(table, series="observed")
-    scale = _scale(table, observed)
+    common = common_step(table)
+    arrows = {series: _Arrows.of(where(table, series=series), common) for series in distinct(table, "series")}
+    observed = arrows.get("observed")
+    scale = 1.0 if observed is None else _scale(list(arrows.values()), observed.bin_size)
     for ax, (series, title) in zip(axes, PANELS, strict=True):
-        rows = where(table, series=series)
         ax.set_title(title, color=PALETTE[series], fontweight="bold")
         ax.grid(visible=False)
         ax.set_xlabel("first principal coordinate (centred)")
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.yaxis.set_major_locator(MaxNLocator(5))
-        if observed.num_rows:
-            # Wide under narrow: where the law is right, its arrow lies inside the black one and both are seen.
-            _arrows(ax, observed, scale, PALETTE["observed"], width=0.0054)
-        if rows.num_rows:
-            _arrows(ax, rows, scale, PALETTE[series], width=0.0036)
+        # Wide under narrow: where the law is right, its arrow lies inside the black one and both are seen.
+        for drawn, colour, width in (
+            (observed, PALETTE["observed"], 0.0054),
+            (arrows.get(series), PALETTE[series], 0.0036),
+        ):
+            if drawn is not None:
+                drawn.draw(ax, scale, colour, width=width)
     axes[0].set_ylabel("second principal coordinate (centred)")
-    if observed.num_rows:
-        _frame(axes[0], observed)
-        figure.supxlabel(_legend(table, observed, scale), size=8, color=MUTED, x=0.01, ha="left")
+    if observed is not None:
+        observed.frame(axes[0], scale)
+        n_tokens = int(where(table, series="observed")["n"].to_numpy().sum())
+        note = (
+            f"{plane(table).capitalize()}. No colour: mean step of the {n_tokens:,} held-out tokens, by bin; colour: "
+            f"the law’s drift.\nAll arrows less the tokens’ mean step, ({compact(common[0])}, {compact(common[1])}), "
+            f"and drawn at {1 / scale:.2g} × their length."
+        )
+        figure.supxlabel(note, size=8, color=MUTED, x=0.01, ha="left", linespacing=1.4)
     return figure
+
+
+def common_step(table: pa.Table) -> tuple[float, float]:
+    """Return the mean in-plane step of the held-out tokens in the bins: bins' means weighted by their tokens."""
+    observed = where(table, series="observed")
+    n = observed["n"].to_numpy()
+    if n.sum() == 0:
+        return 0.0, 0.0
+    u, v = (float(np.average(observed[column].to_numpy(), weights=n)) for column in ("u", "v"))
+    return u, v
 
 
 def plane(table: pa.Table) -> str:
@@ -54,40 +77,50 @@ def plane(table: pa.Table) -> str:
     return f"leading principal plane of state {states[0]}, transition {transitions[0]} → {transitions[0] + 1}"
 
 
-def _legend(table: pa.Table, observed: pa.Table, scale: float) -> str:
-    tokens = int(observed["n"].to_numpy().sum())
-    return (
-        f"{plane(table).capitalize()}. No colour: mean step of the {tokens:,} held-out tokens, by bin; "
-        f"colour: the law’s drift. Arrows drawn at {1 / scale:.2g} × their length."
-    )
+@dataclass(frozen=True)
+class _Arrows:
+    """One series' arrows: where they start, and their components less the common step."""
+
+    x: np.ndarray
+    y: np.ndarray
+    u: np.ndarray
+    v: np.ndarray
+
+    @classmethod
+    def of(cls, rows: pa.Table, common: tuple[float, float]) -> "_Arrows":
+        x, y, u, v = (rows[column].to_numpy() for column in ("x", "y", "u", "v"))
+        return cls(x, y, u - common[0], v - common[1])
+
+    @property
+    def bin_size(self) -> tuple[float, float]:
+        gaps = [np.diff(np.unique(values.round(9))) for values in (self.x, self.y)]
+        width, height = (float(gap.min()) if len(gap) else 1.0 for gap in gaps)
+        return width, height
+
+    def draw(self, ax: Axes, scale: float, colour: str, *, width: float) -> None:
+        ax.quiver(
+            self.x,
+            self.y,
+            self.u,
+            self.v,
+            color=colour,
+            angles="xy",
+            scale_units="xy",
+            scale=scale,
+            width=width,
+            headwidth=3.8,
+            headlength=4.4,
+        )
+
+    def frame(self, ax: Axes, scale: float) -> None:
+        """Set the limits so that every arrow is in, from its start to its tip."""
+        width, height = self.bin_size
+        x, y = np.append(self.x, self.x + self.u / scale), np.append(self.y, self.y + self.v / scale)
+        ax.set_xlim(x.min() - 0.7 * width, x.max() + 0.7 * width)
+        ax.set_ylim(y.min() - 0.7 * height, y.max() + 0.7 * height)
 
 
-def _bin_size(observed: pa.Table) -> tuple[float, float]:
-    sizes = []
-    for column in ("x", "y"):
-        gaps = np.diff(np.unique(observed[column].to_numpy().round(9)))
-        sizes.append(float(gaps.min()) if len(gaps) else 1.0)
-    return sizes[0], sizes[1]
-
-
-def _scale(table: pa.Table, observed: pa.Table) -> float:
+def _scale(arrows: list[_Arrows], bin_size: tuple[float, float]) -> float:
     """Return what arrow components are divided by: the 90th percentile of length, in bins, becomes 1.3 bins."""
-    if not observed.num_rows:
-        return 1.0
-    width, height = _bin_size(observed)
-    lengths = np.hypot(table["u"].to_numpy() / width, table["v"].to_numpy() / height)
+    lengths = np.concatenate([np.hypot(series.u / bin_size[0], series.v / bin_size[1]) for series in arrows])
     return float(max(np.percentile(lengths, 90), 1e-12) / _LENGTH_IN_BINS)
-
-
-def _arrows(ax: Axes, rows: pa.Table, scale: float, colour: str, *, width: float) -> None:
-    x, y, u, v = (rows[column].to_numpy() for column in ("x", "y", "u", "v"))
-    ax.quiver(
-        x, y, u, v, color=colour, angles="xy", scale_units="xy", scale=scale, width=width, headwidth=3.8, headlength=4.4
-    )
-
-
-def _frame(ax: Axes, observed: pa.Table) -> None:
-    width, height = _bin_size(observed)
-    x, y = observed["x"].to_numpy(), observed["y"].to_numpy()
-    ax.set_xlim(x.min() - 1.2 * width, x.max() + 1.2 * width)
-    ax.set_ylim(y.min() - 1.2 * height, y.max() + 1.2 * height)

@@ -19,9 +19,11 @@ EXPECTED = {
     "gradient_calibration": "The calibration of its control",
     "gradient_diffusion": "The fitted diffusion matrix",
     "potential": "Figure 3, potential and circulation",
+    "potential_correlates": "What the potential goes with",
     "conserved": "What the flow conserves",
     "rollout": "Generated trajectories",
     "affinity": "The non-affine share at full width",
+    "affinity_corrected": "The non-affine share without sampling noise",
     "claims": "The paper’s claims",
 }
 

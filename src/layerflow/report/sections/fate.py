@@ -8,7 +8,7 @@ from layerflow.report.figures.depth import LAW_NAMES
 from layerflow.report.layout import paired_head, panels
 from layerflow.report.query import means, where
 from layerflow.report.sections.laws import NOISE_NAMES
-from layerflow.report.text import ABSENT, median, number, span
+from layerflow.report.text import ABSENT, compact, median, number, span
 
 _OBSERVABLES = {
     "cosine": ("cosine to the mean direction", "0.76"),
@@ -90,18 +90,13 @@ def affinity(run: Run) -> Section | None:
             rows = where(table, kind=kind)
             shown += [_percent(rows[column].to_pylist()) for column in _SHARES]
         lines.append(Line(name, cells(*shown)))
-    corrected = [view.results.get("affinity_corrected") for view, _ in views]
-    if any(table is not None for table in corrected):
-        texts = [ABSENT if table is None else _percent(table["corrected"].to_pylist()) for table in corrected]
-        line = [part for text in texts for part in (ABSENT, text, ABSENT)]
-        lines.append(Line("mean trajectories, sampling noise taken away", cells(*line)))
     head = paired_head("", views, ("step", "next state", "nonlinear gain"))
     return Section(
         "affinity",
         "What an affine map misses at full width",
         "Held-out 1 − R² of the affine map in all dimensions, of the step and of the next state; and the share of "
         "the quadratic fit’s R² that products of leading components add. Medians over transitions, with their range.",
-        (Grid("Non-affine share at full width", head, tuple(lines)),),
+        (Grid("Non-affine share at full width", head, tuple(lines)), *_corrected(run)),
     )
 
 
@@ -152,17 +147,38 @@ def _spreads(table: pa.Table) -> dict[tuple[str, str], list[str]]:
     escapes = means(table, ["law", "noise", "state"], "n_escaped")
     return {
         (law, noise): [
-            *(number(ratios.get((law, noise, state)), 2) for state in (last // 2, last - 1, last)),
+            *(_ratio(ratios.get((law, noise, state))) for state in (last // 2, last - 1, last)),
             number(escapes[law, noise, last], 1),
         ]
         for law, noise in dict.fromkeys((law, noise) for law, noise, _ in escapes)
     }
 
 
+def _corrected(run: Run) -> tuple[Grid, ...]:
+    """Lay out the last transition's share with the sampling noise of the means taken away."""
+    views = list(run.having("affinity_corrected"))
+    if not views:
+        return ()
+    lines = []
+    for transition in sorted({transition for _, (table,) in views for transition in table["transition"].to_pylist()}):
+        shown: list[str] = []
+        for _, (table,) in views:
+            rows = where(table, transition=transition).to_pylist()
+            row = rows[0] if rows else {}
+            shown += [number(row.get(column), 3) for column in ("nonaffine_state", "floor", "corrected")]
+        lines.append(Line(f"{transition} → {transition + 1}", cells(*shown)))
+    caption = "Next state, mean trajectories, with the sampling noise of the means taken away"
+    return (Grid(caption, paired_head("transition", views, ("measured", "noise", "corrected")), tuple(lines)),)
+
+
 def _percent(values: list[float | None]) -> str:
     """Show the median of some shares, and their range."""
     known = [100 * value for value in values if value is not None]
     return f"{number(median(known), 1)} % ({span(known, 1)})" if known else ABSENT
+
+
+def _ratio(value: float | None) -> str:
+    return number(value, 2) if value is None or value < 1000 else compact(value)
 
 
 def _truth(value: object) -> bool | None:

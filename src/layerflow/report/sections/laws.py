@@ -43,7 +43,7 @@ def table_1(run: Run) -> Section | None:
     width = working_width(views[0][1][0])
     sides = tuple((view.label, _table_1(scores, view.label)) for view, (scores,) in views)
     alt = "Line chart: held-out R² of the quadratic, Kramers–Moyal, affine and rotation–stretch drifts by transition."
-    caption = "Variance of the held-out steps that each drift explains, by depth."
+    caption = "Variance of the held-out steps that each drift explains, by depth; the axis ends at −0.25."
     return Section(
         "table-1",
         "Table 1: the laws, transition by transition",
@@ -104,8 +104,8 @@ def drift_fields(run: Run) -> Section | None:
         "figure-2",
         "Figure 2: three drift fields",
         "Each law’s drift (colour) over the mean step of the held-out tokens in the same bin (no colour), in the "
-        "plane where the flow bends most. Where a law is right its arrow covers the other. Bins with too few "
-        "held-out tokens are left blank.",
+        "plane where the flow bends most, less the step that all tokens share. Where a law is right its arrow covers "
+        "the other. Bins with too few held-out tokens are left blank.",
         (Stack(sides),),
     )
 

@@ -8,7 +8,17 @@ from layerflow.report.text import count, visible
 
 # Checked or drawn elsewhere, or too long to read: the manifest itself has them.
 _HIDDEN = frozenset(
-    {"format", "format_version", "checksums", "norms", "norms_without_sinks", "rows", "first_ids", "left_out", "shard"}
+    {
+        "format",
+        "format_version",
+        "checksums",
+        "sha256",
+        "norms",
+        "norms_without_sinks",
+        "first_ids",
+        "left_out",
+        "shard",
+    }
 )
 _ORDER = ("model", "corpus", "counts", "options", "sinks", "versions")
 _LONGEST_LIST = 8
@@ -60,11 +70,11 @@ def notices(run: Run) -> list[str]:
 
 
 def what_was_run(run: Run) -> Section:
-    """List what the manifest says, group by group; long lists by their length."""
+    """List what the manifest says, group by group, but for checksums and long lists."""
     single = tuple(
         (_words(key), describe(value))
         for key, value in run.manifest.items()
-        if key not in _HIDDEN and not isinstance(value, Mapping) and value is not None
+        if key not in _HIDDEN and key != "rows" and not isinstance(value, Mapping) and value is not None
     )
     groups = {key: value for key, value in run.manifest.items() if isinstance(value, Mapping) and key not in _HIDDEN}
     order = sorted(groups, key=lambda key: (_ORDER.index(key) if key in _ORDER else len(_ORDER), key))
@@ -78,20 +88,23 @@ def what_was_run(run: Run) -> Section:
 
 
 def describe(value: Any) -> str:
-    """Write a manifest's value in one line; a list of more than a few values by their number."""
+    """Write a manifest's value in one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {describe(part)}" for key, part in value.items())
     if isinstance(value, list):
-        return (
-            f"{count(len(value))} values" if len(value) > _LONGEST_LIST else ", ".join(map(describe, value)) or "none"
-        )
+        return ", ".join(map(describe, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return count(value) if isinstance(value, int) and abs(value) >= 1000 else str(value)
 
 
 def _pairs(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((_words(name), describe(value)) for name, value in group.items() if value is not None)
+    shown = {
+        name: value
+        for name, value in group.items()
+        if value is not None and name not in _HIDDEN and not (isinstance(value, list) and len(value) > _LONGEST_LIST)
+    }
+    return tuple((_words(name), describe(value)) for name, value in shown.items())
 
 
 def _name(source: Any) -> str:
