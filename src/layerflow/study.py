@@ -14,17 +14,17 @@ from layerflow.analysis.affinity import AffinityCorrectedRow, AffinityRow, MeanN
 from layerflow.analysis.claims import ClaimRow, claims
 from layerflow.analysis.cloud import CloudPoint, cloud_points
 from layerflow.analysis.conserved import ConservedRow, conserved, local_density, observables
-from layerflow.analysis.control import CalibrationRow, calibration_rows
+from layerflow.analysis.control import N_READ, CalibrationRow, calibration_rows
 from layerflow.analysis.diffusion import GradientDiffusionRow
 from layerflow.analysis.fields import FieldArrow, Plane, field_arrows, in_plane_curvature, leading_plane
 from layerflow.analysis.gradient import GradientRow
-from layerflow.analysis.landscape import MAX_POTENTIAL_WIDTH, PotentialValue, landscape
+from layerflow.analysis.landscape import MAX_POTENTIAL_WIDTH, LandscapeReport, PotentialValue, landscape
 from layerflow.analysis.noise_floor import NoiseFloorRow, noise_floor
 from layerflow.analysis.norms import norms
 from layerflow.analysis.potential import PotentialCorrelateRow, PotentialRow
 from layerflow.analysis.rollout import RolloutRow, rollouts
 from layerflow.analysis.scoring import LawContest, LawScore, Split, split
-from layerflow.analysis.transition import LawDiagnostics, Locality, SharedSplit, score_transition
+from layerflow.analysis.transition import LawDiagnostics, Locality, SharedSplit, TransitionReport, score_transition
 from layerflow.data.basis import SharedBasis
 from layerflow.data.storage import read_manifest, write_manifest
 from layerflow.data.trajectories import StateNorms, Trajectories
@@ -34,6 +34,7 @@ from layerflow.numerics.bootstrap import resample_weights
 from layerflow.numerics.least_squares import fit_polynomial
 from layerflow.numerics.neighbors import nearest
 from layerflow.numerics.polynomial import n_features
+from layerflow.numerics.threads import side_by_side
 from layerflow.plan import Plan, StudyOptions
 from layerflow.progress import say, track
 
@@ -148,9 +149,14 @@ def _transitions(
     rows: dict[str, list[Any]] = {name: [] for name in _TRANSITION_TABLES}
     if plan.widths[-1] > MAX_POTENTIAL_WIDTH:
         say(f"potential: left out above {MAX_POTENTIAL_WIDTH} components, its coefficients grow with their cube")
+    rng = np.random.default_rng(options.random_state)
+    weights, control_weights = (
+        resample_weights(size, options.n_resamples, rng) for size in (reduced.shape[1], min(N_READ, reduced.shape[1]))
+    )
     distances = np.empty(reduced.shape[:2])
     n_transitions = len(reduced) - 1
-    for transition in track(range(n_transitions), label="transitions", total=n_transitions):
+
+    def examine(transition: int) -> tuple[TransitionReport, LandscapeReport]:
         z, dz = reduced[transition], reduced[transition + 1] - reduced[transition]
         neighbors = {width: nearest(z[:, :width], plan.n_neighbors) for width in plan.widths}
         distances[transition] = neighbors[plan.working_width].distances[:, plan.density_neighbor - 1]
@@ -165,9 +171,14 @@ def _transitions(
             _quantities(trajectories, transition, distances[transition]),
             transition=transition,
             working_width=plan.working_width,
-            n_resamples=options.n_resamples,
+            weights=weights,
+            control_weights=control_weights,
             rng=np.random.default_rng([options.random_state, transition]),
         )
+        return laws, view
+
+    reports = side_by_side(examine, range(n_transitions))
+    for laws, view in track(reports, label="transitions", total=n_transitions):
         for name, part in _TRANSITION_TABLES.items():
             rows[name] += getattr(laws if part.of_laws else view, part.field)
     final = nearest(reduced[-1][:, : plan.working_width], plan.density_neighbor)
@@ -208,6 +219,7 @@ def _quantities(trajectories: Trajectories, state: int, distances: np.ndarray) -
         "log_frequency": np.log(trajectories.counts),
         "norm": measured.norm,
         "cosine": measured.cosine,
+        "participation_ratio": measured.participation_ratio,
         "local_density": local_density(distances),
     }
 
@@ -228,16 +240,16 @@ def _trajectories(
 ) -> dict[str, pa.Table]:
     """What is asked of whole trajectories, at the working width and at full width."""
     rng = np.random.default_rng(options.random_state)
-    rolled = [
-        row
-        for each in track(plan.splits, label="rollouts", total=len(plan.splits))
-        for row in rollouts(reduced, each, np.random.default_rng([options.random_state, each.seed]), k=plan.k)
-    ]
+
+    def roll_out(each: Split) -> list[RolloutRow]:
+        return rollouts(reduced, each, np.random.default_rng([options.random_state, each.seed]), k=plan.k)
+
+    rolled = track(side_by_side(roll_out, plan.splits), label="rollouts", total=len(plan.splits))
     middle = (len(reduced) - 1) // 2
     z, dz = reduced[middle], reduced[middle + 1] - reduced[middle]
     sweep = calibration_rows(z, dz, rng, k=plan.density_neighbor)
     return {
-        "rollout": tables.from_records(RolloutRow, rolled),
+        "rollout": tables.from_records(RolloutRow, [row for rows in rolled for row in rows]),
         "gradient_calibration": tables.from_records(CalibrationRow, sweep),
         **_affinity(trajectories, plan.splits[0]),
     }

@@ -16,10 +16,11 @@ def cloud() -> ControlCloud:
     return control_cloud(rng.multivariate_normal(np.ones(D), covariance, size=N), rng, n_read=N)
 
 
-def _rows(direction: np.ndarray, steps: np.ndarray) -> dict[str, GradientDiffusionRow]:
+def _rows(direction: np.ndarray, steps: np.ndarray, *, subject: str = "control") -> dict[str, GradientDiffusionRow]:
+    """The rows of one subject by constraint; ``control_centred`` are those that grant a translation."""
     train, test = np.split(np.random.default_rng(1).permutation(N), [int(0.8 * N)])
     rows = diffusion_rows(direction, steps, train, test, transition=2, subject="control", rng=np.random.default_rng(2))
-    return {row.constraint: row for row in rows}
+    return {row.constraint: row for row in rows if row.subject == subject}
 
 
 def _planted(cloud: ControlCloud, diffusion: np.ndarray, *, ratio: float = 20.0) -> np.ndarray:
@@ -85,6 +86,18 @@ def test_a_shared_translation_is_no_gradient_and_is_not_fitted(cloud: ControlClo
     """R2 is negative: the mean step is in the error and not in the denominator."""
     steps = 0.1 * np.random.default_rng(9).standard_normal((N, D)) + np.array([1.0, 0, 0, 0, 0, 0])
     assert _rows(cloud.direction, steps)["free"].r2 < -10.0
+    assert abs(_rows(cloud.direction, steps, subject="control_centred")["free"].r2) < 0.02
+
+
+def test_centred_rows_see_the_gradient_through_a_translation(cloud: ControlCloud) -> None:
+    planted = _planted(cloud, anisotropic_diffusion(D, np.random.default_rng(6)))
+    translated = planted + 10 * np.std(planted) * np.array([1.0, 0, -1, 0, 2, 0])
+    assert _rows(cloud.direction, translated)["psd"].r2 < -10.0
+    seen = _rows(cloud.direction, translated, subject="control_centred")
+    plain = _rows(cloud.direction, planted)
+    for constraint in ("free", "psd"):
+        assert seen[constraint].r2 == pytest.approx(plain[constraint].r2, abs=0.01)
+        assert abs(seen[constraint].r2_shuffled) < 0.02
 
 
 def test_rows_name_what_they_are(cloud: ControlCloud) -> None:

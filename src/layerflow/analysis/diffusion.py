@@ -37,10 +37,15 @@ def diffusion_rows(
 ) -> list[GradientDiffusionRow]:
     """Fit one constant matrix D in step = D g on training tokens, free and positive semidefinite; score held out.
 
-    The drift of a gradient flow is D grad log p and nothing else, so there is no intercept and nothing is
-    centred; R2 is the protocol's, 1 - sum ||D - a||^2 / sum ||D - mean(D)||^2, hence negative where a shared
-    translation that no D can make outweighs what D explains. The null shuffles the steps over all tokens,
-    fits and scores again; it is the mean over ``n_shuffles`` derangements.
+    R2 is the protocol's, 1 - sum ||D - a||^2 / sum ||D - mean(D)||^2. The drift of a gradient flow is
+    D grad log p and nothing else, so rows of ``subject`` itself have no intercept: R2 is far below zero where
+    all tokens share a translation, which no D makes and which the denominator leaves out (-77 on one transition of
+    SmolLM2, -76 shuffled). Rows of ``subject``_centred grant the translation: steps and directions less their
+    training means, as for the potential. They are the test that a translation cannot decide. A control has no
+    translation, and the same scores either way.
+
+    The null shuffles the steps over all tokens, fits and scores again; it is the mean over ``n_shuffles``
+    derangements.
 
     What each constraint means: a *free* D may be antisymmetric, so it also lets a circulation around the
     density's level sets through, and where g is nearly linear in z it can imitate any linear drift. Only
@@ -50,12 +55,17 @@ def diffusion_rows(
     fits of d x d. SPEC section 6.
     """
     pairings = [np.arange(len(steps)), *(derangement(len(steps), rng) for _ in range(n_shuffles))]
-    scores = np.array([_scores(direction, steps[partner], train, test) for partner in pairings])
-    shuffled = scores[1:].mean(axis=0)
-    return [
-        GradientDiffusionRow(direction.shape[1], transition, subject, constraint, float(score), float(null))
-        for constraint, score, null in zip(("free", "psd"), scores[0], shuffled, strict=True)
-    ]
+    rows = []
+    for name, g, moved in (
+        (subject, direction, steps),
+        (f"{subject}_centred", direction - direction[train].mean(axis=0), steps - steps[train].mean(axis=0)),
+    ):
+        scores = np.array([_scores(g, moved[partner], train, test) for partner in pairings])
+        rows += [
+            GradientDiffusionRow(direction.shape[1], transition, name, constraint, float(score), float(null))
+            for constraint, score, null in zip(("free", "psd"), scores[0], scores[1:].mean(axis=0), strict=True)
+        ]
+    return rows
 
 
 def fit_diffusion(

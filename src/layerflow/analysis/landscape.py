@@ -17,7 +17,6 @@ from layerflow.analysis.potential import (
     potential_values,
 )
 from layerflow.analysis.scoring import Split
-from layerflow.numerics.bootstrap import resample_weights
 from layerflow.numerics.gram import Gram
 from layerflow.numerics.least_squares import LeastSquaresFit
 from layerflow.numerics.neighbors import Neighbors
@@ -59,7 +58,8 @@ def landscape(
     *,
     transition: int,
     working_width: int,
-    n_resamples: int,
+    weights: Float64[np.ndarray, "b n"],
+    control_weights: Float64[np.ndarray, "b m"],
     rng: np.random.Generator,
 ) -> LandscapeReport:
     """Put one transition's drift through the gradient tests and the potential's, at every width, beside its control.
@@ -77,11 +77,11 @@ def landscape(
         quantities: What the potential's values are compared with, one number a token.
         transition: Recorded in every row.
         working_width: Width at which the potential's values are kept.
-        n_resamples: Bootstrap resamples behind the intervals.
-        rng: Draws controls, shuffles and resamples.
+        weights: Bootstrap resamples of all tokens.
+        control_weights: Bootstrap resamples of the control's tokens.
+        rng: Draws controls and shuffles.
     """
     report = LandscapeReport()
-    weights = resample_weights(len(z), n_resamples, rng)
     for width, found in neighbors.items():
         states, steps = np.ascontiguousarray(z[:, :width]), np.ascontiguousarray(dz[:, :width])
         k = min(N_NEIGHBORS, found.indices.shape[1])
@@ -97,7 +97,7 @@ def landscape(
         cloud = control_cloud(states, rng, k=k)
         control = control_report(
             cloud,
-            resample_weights(len(cloud.states), n_resamples, rng),
+            control_weights,
             drift_to_noise=matched_ratio(explained),
             transition=transition,
             rng=rng,

@@ -3,13 +3,14 @@
 The field's linear part is then a symmetric matrix and its quadratic part a fully symmetric tensor, so all outputs
 share parameters and the problem no longer splits by output; it has C(d + 3, 3) - 1 unknowns (47,904 at d = 64).
 Its normal operator is applied, never formed: potential coefficients → field coefficients → Gram matrix → back.
-Conjugate gradients, preconditioned by the unconstrained inverse, serve every width.
+Conjugate gradients, preconditioned by the unconstrained inverse (float32 is enough for that), serve every width.
 
 A gradient stays one when the axes are turned, and in the cloud's principal axes, scaled to unit variance, the Gram
 matrix of a near-Gaussian cloud is near diagonal. So the sums are turned first: on real clouds 30 to 100 iterations
 where coordinates as they come took 100 to beyond 2,000 (attention sinks). Tried and dropped: the dense normal
-equations, as accurate, but 6,544 unknowns at d = 32 and out of reach at d = 64; Hermite polynomials for monomials, no
-fewer iterations; no preconditioner, three times as many at half the cost.
+equations, as accurate, but 6,544 unknowns at d = 32 and out of reach at d = 64; Hermite polynomials for monomials, and
+averaging the preconditioner's outputs by their variances, no fewer iterations; one block of unknowns for each output,
+more; no preconditioner, three times as many at half the cost.
 """
 
 from dataclasses import dataclass
@@ -17,15 +18,15 @@ from functools import lru_cache
 
 import numpy as np
 import scipy.linalg
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
 from layerflow.errors import InputError
 from layerflow.numerics.gram import Gram
 from layerflow.numerics.polynomial import evaluate, pairs
 
-# Added to the unconstrained matrix so that it has a Cholesky factor; the first that suffices. The solution of the
-# constrained problem does not see it.
-_SHIFTS = (1e-10, 1e-8, 1e-6, 1e-4)
+# Added to the unconstrained matrix (unit columns) so that its inverse exists and float32 holds it, whatever the rank.
+# Only the preconditioner sees it, and takes no more iterations for it.
+_SHIFT = 1e-3
 # An axis is flat when its variance is below this share of what its coordinates have without their correlations. The
 # Gram matrix holds its fourth moments to (1 / share)² roundings; real clouds stay above 2e-3.
 _FLAT = 1e-5
@@ -83,19 +84,9 @@ def fit_potential(
 
     Reference: SPEC section 6, potential and circulation.
     """
-    d = sums.width
-    if sums.degree != 2 or sums.cross.shape[1] != d:
-        raise InputError("the potential needs a Gram matrix of degree 2 with steps as wide as the states")
-    turned = _Turned.of(sums)
-    problem = _Problem.of(turned, antisymmetric=antisymmetric)
-    parameters, iterations, residual = _conjugate_gradients(problem, tolerance, max_iterations)
-    field = problem.spread(parameters) * problem.unit[:, None]
-    field[0] += sums.step_center @ turned.axes
-    rotation = np.zeros((d, d))
-    if antisymmetric:
-        linear = field[1 : d + 1].T / turned.scale  # acts as linear @ axesᵀ (z - center)
-        rotation = turned.axes @ ((linear - linear.T) / 2) @ turned.axes.T
-    return PotentialFit(sums.scaler.center, turned.axes, turned.scale, field, rotation, iterations, residual)
+    return PotentialEquations.of(sums).fit(
+        antisymmetric=antisymmetric, tolerance=tolerance, max_iterations=max_iterations
+    )
 
 
 @dataclass(frozen=True)
@@ -144,42 +135,90 @@ def _change_variables(rows: Float64[np.ndarray, "f c"], to: Float64[np.ndarray, 
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """The normal equations of the curl-free fit, in orthonormal parameters.
+class PotentialEquations:
+    """What the fits with and without an antisymmetric part share: a Gram matrix turned, scaled and inverted once.
 
-    Field coefficient (β, k) is `weight` times parameter `place`: the derivative along k of the potential's monomial
-    β k. Columns of the design have unit length and parameters unit diagonal in the normal equations; since each
-    field coefficient belongs to one parameter, that also makes `spread` an isometry and `collect` its transpose.
+    `matrix` and `cross` are the unconstrained normal equations of unit columns, `inverse` that of `matrix`, nearly.
+    At d = 64 they take as long to set up as 20 iterations.
     """
 
-    unit: Float64[np.ndarray, " f"]
+    center: Float64[np.ndarray, " d"]
+    step_center: Float64[np.ndarray, " d"]
+    turned: "_Turned"
+    norms: Float64[np.ndarray, " f"]
     matrix: Float64[np.ndarray, "f f"]
     cross: Float64[np.ndarray, "f d"]
-    place: Int64[np.ndarray, "f d"]
-    weight: Float64[np.ndarray, "f d"]
-    n_parameters: int
+    inverse: Float32[np.ndarray, "f f"]
 
     @classmethod
-    def of(cls, turned: _Turned, *, antisymmetric: bool) -> "_Problem":
-        d = len(turned.relative)
+    def of(cls, sums: Gram) -> "PotentialEquations":
+        """Prepare the Gram matrix of degree 2 of d coordinates and d steps.
+
+        Raises:
+            InputError: the Gram matrix is of degree 1, or its steps are not as wide as its states.
+        """
+        if sums.degree != 2 or sums.cross.shape[1] != sums.width:
+            raise InputError("the potential needs a Gram matrix of degree 2 with steps as wide as the states")
+        turned = _Turned.of(sums)
+        norms = np.sqrt(turned.matrix.diagonal())
+        unit = _reciprocal(norms)
+        matrix = turned.matrix * unit * unit[:, None]
+        matrix = (matrix + matrix.T) / 2
+        factor, _ = scipy.linalg.lapack.dpotrf(matrix + _SHIFT * np.eye(len(matrix)), lower=1, overwrite_a=1)
+        lower, _ = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
+        inverse = (np.tril(lower) + np.tril(lower, -1).T).astype(np.float32)
+        cross = turned.cross * unit[:, None]
+        return cls(sums.scaler.center, sums.step_center, turned, norms, matrix, cross, inverse)
+
+    def fit(self, *, antisymmetric: bool = False, tolerance: float = 1e-11, max_iterations: int = 2000) -> PotentialFit:
+        """Fit the potential, with an antisymmetric part if asked for; see `fit_potential`."""
+        turned = self.turned
+        d = len(turned.axes)
         first, second = pairs(d)
         relative = np.append(1.0, turned.relative)
         common = relative[first] * relative[second]  # monomials of x → those of axesᵀ (z - center) / scale
-        norms = np.sqrt(turned.matrix.diagonal())
-        whole = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
-        place, power, n_parameters = _derivatives(d, antisymmetric)
-        weight = power * (common * norms)[:, None]
-        length = np.sqrt(np.bincount(place.ravel(), (weight**2).ravel(), n_parameters))
-        weight *= np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)[place]
-        unit = np.divide(whole, common, out=np.zeros_like(whole), where=common > 0)
-        matrix = turned.matrix * whole * whole[:, None]
-        return cls(unit, (matrix + matrix.T) / 2, turned.cross * whole[:, None], place, weight, n_parameters)
+        parameters = _Parameters.of(common * self.norms, antisymmetric=antisymmetric)
+        solved = _conjugate_gradients(self, parameters, tolerance, max_iterations)
+        field = parameters.spread(solved.solution) * (_reciprocal(self.norms) * _reciprocal(common))[:, None]
+        field[0] += self.step_center @ turned.axes
+        rotation = np.zeros((d, d))
+        if antisymmetric:
+            linear = field[1 : d + 1].T / turned.scale  # acts as linear @ axesᵀ (z - center)
+            rotation = turned.axes @ ((linear - linear.T) / 2) @ turned.axes.T
+        return PotentialFit(self.center, turned.axes, turned.scale, field, rotation, solved.iterations, solved.residual)
+
+
+def _reciprocal(values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """Invert, leaving zeros."""
+    return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """How orthonormal parameters of the potential make the field's coefficients of unit columns.
+
+    Field coefficient (β, k) is `weight` times parameter `place`: the derivative along k of the potential's monomial
+    β k. Parameters have unit diagonal in the normal equations; since each field coefficient belongs to one parameter,
+    that also makes `spread` an isometry and `collect` its transpose.
+    """
+
+    place: Int64[np.ndarray, "f d"]
+    weight: Float64[np.ndarray, "f d"]
+    count: int
+
+    @classmethod
+    def of(cls, lengths: Float64[np.ndarray, " f"], *, antisymmetric: bool) -> "_Parameters":
+        """Prepare parameters for columns of these lengths in common coordinates."""
+        place, power, count = _derivatives(round((2 * len(lengths) + 0.25) ** 0.5 - 1.5), antisymmetric)
+        weight = power * lengths[:, None]
+        length = np.sqrt(np.bincount(place.ravel(), (weight**2).ravel(), count))
+        return cls(place, weight * _reciprocal(length)[place], count)
 
     def spread(self, parameters: Float64[np.ndarray, " p"]) -> Float64[np.ndarray, "f d"]:
         return np.asarray(self.weight * parameters[self.place])
 
-    def collect(self, coefficients: Float64[np.ndarray, "f d"]) -> Float64[np.ndarray, " p"]:
-        return np.bincount(self.place.ravel(), (self.weight * coefficients).ravel(), self.n_parameters)
+    def collect(self, coefficients: Float[np.ndarray, "f d"]) -> Float64[np.ndarray, " p"]:
+        return np.bincount(self.place.ravel(), (self.weight * coefficients).ravel(), self.count)
 
 
 @lru_cache(maxsize=16)
@@ -205,12 +244,18 @@ def _derivatives(d: int, antisymmetric: bool) -> tuple[Int64[np.ndarray, "f d"],
     return place, power, n_parameters
 
 
+@dataclass(frozen=True)
+class _Solved:
+    solution: Float64[np.ndarray, " p"]
+    iterations: int
+    residual: float
+
+
 def _conjugate_gradients(
-    problem: _Problem, tolerance: float, max_iterations: int
-) -> tuple[Float64[np.ndarray, " p"], int, float]:
+    equations: PotentialEquations, parameters: _Parameters, tolerance: float, max_iterations: int
+) -> _Solved:
     """Solve the normal equations, preconditioned by spread → inverse of the unconstrained matrix → collect."""
-    factor = _factor(problem.matrix)
-    target = problem.collect(problem.cross)
+    target = parameters.collect(equations.cross)
     size = float(np.linalg.norm(target)) or 1.0
     solution = np.zeros_like(target)
     residual, direction, power = target.copy(), np.zeros_like(target), 1.0
@@ -218,23 +263,13 @@ def _conjugate_gradients(
         error = float(np.linalg.norm(residual)) / size
         if error <= tolerance:
             break
-        preconditioned = problem.collect(scipy.linalg.cho_solve((factor, True), problem.spread(residual)))
+        # In float32 relative to the residual, which would underflow there as it shrinks.
+        spread = (parameters.spread(residual) / (error * size)).astype(np.float32)
+        preconditioned = parameters.collect(equations.inverse @ spread) * (error * size)
         previous, power = power, float(residual @ preconditioned)
         direction = preconditioned + (power / previous if iteration else 0.0) * direction
-        image = problem.collect(problem.matrix @ problem.spread(direction))
+        image = parameters.collect(equations.matrix @ parameters.spread(direction))
         step = power / float(direction @ image)
         solution += step * direction
         residual -= step * image
-    return solution, iteration, error
-
-
-def _factor(matrix: Float64[np.ndarray, "f f"]) -> Float64[np.ndarray, "f f"]:
-    """Cholesky factor of the matrix shifted by as little as makes it positive definite (unit columns: trace F)."""
-    for shift in _SHIFTS:
-        factor, failed = scipy.linalg.lapack.dpotrf(matrix + shift * np.eye(len(matrix)), lower=1, overwrite_a=1)
-        if not failed:
-            return np.asarray(factor)
-    raise InputError(
-        f"the Gram matrix has eigenvalues below -{_SHIFTS[-1]:g} of its columns: the states are too nearly collinear "
-        "for a potential; use fewer components"
-    )
+    return _Solved(solution, iteration, error)

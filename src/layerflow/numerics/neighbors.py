@@ -12,16 +12,15 @@ and no bound on its error), `numpy.partition` of whole rows (four times slower),
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist
-from threadpoolctl import ThreadpoolController
 
 from layerflow.errors import InputError
+from layerflow.numerics.threads import n_threads, side_by_side
 
 _SPARE = 16  # candidates kept beyond k: enough to certify all but ties and outliers
 _TILE_SCORES = 1 << 21  # scores in one tile, 8 MiB of float32
@@ -160,7 +159,7 @@ class _Cloud:
         norms = np.linalg.norm(points - self.center, axis=1)
         # The second term only keeps squares of absurd outliers inside float32's range.
         self.scale = float(max(np.median(norms), norms.max() * 1e-15)) or 1.0
-        group = int(np.clip(n // (3 * (size + 1)), 1, _MAX_GROUP))
+        group = int(np.clip(n // (2 * (size + 1)), 1, _MAX_GROUP))
         self.n_groups = -(-n // group)
         self.plane = np.zeros((d + 2, group * self.n_groups), dtype=np.float32)
         self.plane[:d, :n] = -2 * self.scaled(points).T
@@ -345,16 +344,15 @@ def _in_tiles(tile: Callable[[int, int, _Scratch], None], n_queries: int, cloud:
     """Run `tile(start, stop, scratch)` over all queries, one thread a BLAS thread, BLAS itself held to one."""
     rows = int(np.clip(_TILE_SCORES // cloud.plane.shape[1], 1, 256))
     starts = range(0, n_queries, rows)
-    controller = ThreadpoolController().select(user_api="blas")
-    workers = max([library["num_threads"] for library in controller.info()], default=1)
+    workers = n_threads()
 
     def work(worker: int) -> None:
         scratch = _Scratch(rows, cloud)
         for start in starts[worker::workers]:
             tile(start, min(start + rows, n_queries), scratch)
 
-    with controller.limit(limits=1), ThreadPoolExecutor(workers) as pool:
-        list(pool.map(work, range(workers)))
+    for _ in side_by_side(work, range(workers)):
+        pass
 
 
 def _finite(points: Float[np.ndarray, "n d"], name: str) -> Float64[np.ndarray, "n d"]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
-from threadpoolctl import threadpool_limits
 
 from layerflow.errors import InputError
+from layerflow.numerics.threads import one_blas_thread
 
 # Directions whose second moment is below this share of the largest are treated as if they had it.
 RELATIVE_FLOOR = 1e-8
@@ -63,7 +63,7 @@ def fit_semidefinite(gram: Float64[np.ndarray, "d d"], cross: Float64[np.ndarray
     target = scaled_axes.T @ (cross + cross.T) @ scaled_axes / 2.0
     ratio = np.sqrt(values[:, None] / values)
     # Matrices this small are slower in several threads, many times so on a busy machine.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with one_blas_thread():
         x, n_iterations, residual = _solve((ratio + 1.0 / ratio) / 2.0, target)
     matrix = scaled_axes @ x @ scaled_axes.T
     return SemidefiniteFit((matrix + matrix.T) / 2.0, n_iterations, residual)

@@ -48,8 +48,9 @@ def gradient(run: Run) -> Section | None:
         "The direction of the density’s gradient is estimated at every token from its nearest neighbours and held "
         "against the token’s own step. The control is an Ornstein–Uhlenbeck process of the same mean and covariance, "
         "pushed through the same code. By chance, one part in as many as there are components of a step’s energy "
-        "lies along the gradient; a diffusion matrix is fitted on training tokens and scored on the others. "
-        "“Translated” is the alignment when a step shared by all tokens is added to the control.",
+        "lies along the gradient; a diffusion matrix is fitted on training tokens and scored on the others, "
+        "without an intercept, so that R² is below zero where all tokens share a step. “Translated” is the alignment "
+        "when a step shared by all tokens is added to the control.",
         tuple(blocks),
     )
 

@@ -90,7 +90,7 @@ def what_was_run(run: Run) -> Section:
 def describe(value: Any) -> str:
     """Write a manifest's value in one line."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {describe(part)}" for key, part in value.items())
+        return "; ".join(f"{_words(key)} {describe(part)}" for key, part in value.items() if part is not None)
     if isinstance(value, list):
         return ", ".join(map(describe, value)) or "none"
     if isinstance(value, bool):
