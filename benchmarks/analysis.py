@@ -83,8 +83,9 @@ def in_one_thread() -> None:
 
 def measure(name: str, path: Path, *, profile: bool) -> None:
     """Run one analysis in this process and print seconds and bytes as JSON."""
-    import layerflow.study  # noqa: F401  # imports are no part of the work
     import straightforward  # noqa: F401
+
+    import layerflow.study  # noqa: F401  # imports are no part of the work
 
     states = np.load(path)
     held = resident()

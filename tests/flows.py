@@ -16,7 +16,9 @@ def bent_flow(n_tokens: int, width: int, n_transitions: int, *, seed: int = 0, o
     """
     rng = np.random.default_rng(seed)
     spread = np.geomspace(3.0, 0.2, width)
-    states = [rng.standard_normal((n_tokens, width)) * spread @ rotation(width, rng).T + 2.0 * rng.standard_normal(width)]
+    states = [
+        rng.standard_normal((n_tokens, width)) * spread @ rotation(width, rng).T + 2.0 * rng.standard_normal(width)
+    ]
     for _ in range(n_transitions):
         centred = states[-1] - states[-1].mean(axis=0)
         turn = rng.standard_normal((width, width))

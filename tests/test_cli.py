@@ -60,6 +60,7 @@ def flow(tmp_path_factory):
     return lf.Trajectories.from_arrays(np.stack(states)).save(tmp_path_factory.mktemp("flow"))
 
 
+SHORT = ("--max-tokens", "48")
 COLLECT = ("--max-tokens", 48, "--samples", 200)
 ANALYSE = ("--widths", "2,3", "--seeds", "0", "--k", 8, "--resamples", 50)
 
@@ -100,7 +101,9 @@ def test_quick_reads_fewer_documents_and_says_so(command, model, corpus, tmp_pat
     out = tmp_path / "run"
     assert command("run", "--quick", "--model", model, "--corpus", corpus, "--out", out, *COLLECT, *ANALYSE)[0] == 0
     assert json.loads((out / "manifest.json").read_text())["options"]["max_documents"] == 20
-    assert "20 documents" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "20 documents" in page
+    assert "A first look" in page
 
 
 def test_shards_merge_into_one_run(command, model, corpus, tmp_path):
@@ -141,20 +144,23 @@ def bad_inputs():
         "no corpus": (("collect", "--model", "MODEL", "--corpus", "TMP/none.txt", "--out", "OUT"), "none.txt"),
         "empty corpus": (("collect", "--model", "MODEL", "--corpus", "TMP/empty.txt", "--out", "OUT"), "empty.txt"),
         "binary corpus": (("collect", "--model", "MODEL", "--corpus", "TMP/binary.txt", "--out", "OUT"), "binary.txt"),
-        "no text field": (("collect", "--model", "MODEL", "--corpus", "TMP/no.jsonl", "--out", "OUT"), "title"),
-        "broken json": (("collect", "--model", "MODEL", "--corpus", "TMP/broken.jsonl", "--out", "OUT"), "line 2"),
+        "no text field": (("collect", "--model", "MODEL", "--corpus", "TMP/no.jsonl", *SHORT, "--out", "OUT"), "title"),
+        "broken json": (
+            ("collect", "--model", "MODEL", "--corpus", "TMP/broken.jsonl", *SHORT, "--out", "OUT"),
+            "line 2",
+        ),
         "truncated parquet": (
             ("collect", "--model", "MODEL", "--corpus", "TMP/t.parquet", "--out", "OUT"),
             "t.parquet",
         ),
-        "short rows": (("collect", "--model", "MODEL", "--corpus", "TMP/short.txt", "--out", "OUT"), "400"),
+        "short rows": (("collect", "--model", "MODEL", "--corpus", "TMP/short.txt", *SHORT, "--out", "OUT"), "400"),
         "count nobody reaches": ((*collect, "--max-tokens", "48", "--min-count", "1000000"), "--min-count 1000000"),
         "rows beyond the context": ((*collect, "--max-tokens", "65"), "--max-tokens 65"),
         "no such device": ((*collect, "--max-tokens", "48", "--device", "abacus"), "--device abacus"),
         "no such precision": ((*collect, "--dtype", "float8"), "float8"),
         "documents": ((*collect, "--max-documents", "many"), "--max-documents 'many'"),
         "shard": ((*collect, "--shard", "3/2"), "--shard 3/2"),
-        "out is full": (("collect", "--model", "MODEL", "--corpus", "CORPUS", "--out", "TMP"), "TMP"),
+        "out is full": (("collect", "--model", "MODEL", "--corpus", "CORPUS", *SHORT, "--out", "TMP"), "TMP"),
         "no run": (("analyse", "TMP"), "is not a run"),
         "k": (("analyse", "FLOW", "--k", "1000"), "--k 1000"),
         "width": (("analyse", "FLOW", "--widths", "8,16"), "--widths 16"),
@@ -174,7 +180,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(case, command, model, corpus
     (given / "empty.txt").write_text("")
     (given / "binary.txt").write_bytes(bytes(range(256)) * 10)
     (given / "short.txt").write_text("too short\n" * 10)
-    (given / "no.jsonl").write_text('{"title": "a", "n": 1}\n')
+    (given / "no.jsonl").write_text('{"title": "a", "author": "b"}\n')
     (given / "broken.jsonl").write_text('{"text": "' + "a" * 500 + '"}\n{"text": \n')
     pq.write_table(pa.table({"text": ["a" * 500]}), given / "t.parquet")
     (given / "t.parquet").write_bytes((given / "t.parquet").read_bytes()[:-20])

@@ -9,15 +9,17 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from benchmarks import straightforward
+from tests.flows import bent_flow
 from threadpoolctl import threadpool_limits
 
 import layerflow as lf
-from benchmarks import straightforward
 from layerflow import tables
 from layerflow.data.trajectories import Halves, Samples, SinkSums
 from layerflow.errors import InputError
-from layerflow.study import WITH_SINKS, WITHOUT_SINKS, StudyOptions, analyse, study
-from tests.flows import bent_flow
+from layerflow.plan import StudyOptions
+from layerflow.study import analyse, study
+from layerflow.tables import WITH_SINKS, WITHOUT_SINKS
 
 # SPEC section 7, in its order.
 CONTRACT = {
@@ -107,7 +109,9 @@ def test_intervals_are_those_of_a_bootstrap_loop_within_monte_carlo_error(compar
     for pair in straightforward.CONTESTS:
         first, second = laws[pair[:2]], laws[pair[2:]]
         full = "full" in pair[1]
-        paired = straightforward.log_density(step, first, full=full) - straightforward.log_density(step, second, full=full)
+        paired = straightforward.log_density(step, first, full=full) - straightforward.log_density(
+            step, second, full=full
+        )
         for metric, drawn in (
             ("r2", straightforward.bootstrap(step, first.mean, second.mean, 2000, rng)),
             ("log_likelihood", straightforward.bootstrap_mean(paired, 2000, rng)),
@@ -208,7 +212,9 @@ def complete_results(complete: lf.Trajectories) -> dict[str, pa.Table]:
 
 
 @pytest.fixture(scope="module")
-def studied(complete: lf.Trajectories, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tables.Results]]:
+def studied(
+    complete: lf.Trajectories, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, tables.Results]]:
     """A complete run, analysed where an earlier analysis left tables that are no longer made."""
     run = complete.save(tmp_path_factory.mktemp("complete"))
     for view in (WITH_SINKS, WITHOUT_SINKS):

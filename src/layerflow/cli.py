@@ -170,6 +170,10 @@ def run(model: str, corpus: str, out: Path, max_documents: str | None, quick: bo
     if quick:
         options["seeds"] = options["seeds"][:1]
     _collect(model, corpus, out, max_documents or default, options)
+    if quick:
+        from layerflow.data.storage import read_manifest, write_manifest
+
+        write_manifest(out, {**read_manifest(out), "quick": True})
     _analyse(out, options)
     _report(out)
 

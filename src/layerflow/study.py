@@ -37,9 +37,7 @@ from layerflow.numerics.polynomial import n_features
 from layerflow.numerics.threads import side_by_side
 from layerflow.plan import Plan, StudyOptions
 from layerflow.progress import say, track
-
-WITH_SINKS = "results"
-WITHOUT_SINKS = "results-without-sinks"
+from layerflow.tables import WITH_SINKS, WITHOUT_SINKS
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ from layerflow.errors import InputError
 
 Results = Mapping[str, pa.Table]
 
+# The two views of a run, and the folders their tables are in.
+WITH_SINKS = "results"
+WITHOUT_SINKS = "results-without-sinks"
+
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
+from tests.flows import rotation
 
 from layerflow.analysis.fields import MIN_SUPPORT, N_BINS, Plane, field_arrows, in_plane_curvature, leading_plane
 from layerflow.laws.drift import PolynomialDrift
-from tests.flows import rotation
 
 D = 4
 FLAT = Plane(np.zeros(2), np.eye(2))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 from sklearn.metrics import r2_score
+from tests.flows import rotation
 
 from layerflow.analysis.scoring import HeldOut, LawContest, Setting, contests, hold_out, scores, split
 from layerflow.errors import InputError
@@ -9,7 +10,6 @@ from layerflow.laws.drift import PolynomialDrift
 from layerflow.laws.law import GaussianLaw
 from layerflow.laws.noise import FullNoise
 from layerflow.numerics.bootstrap import resample_weights
-from tests.flows import rotation
 
 D = 5
 SETTING = Setting(n_components=D, seed=3, transition=7)
@@ -77,7 +77,9 @@ def test_held_out_densities_and_errors_are_those_of_the_law(law):
     z, dz = rng.standard_normal((2, 40, D)) * 3
     held_out = hold_out(law.at(z), dz, law="affine", noise="full")
     drift = law.drift(z)
-    expected = [multivariate_normal(mean, law.noise.covariance).logpdf(step) for mean, step in zip(drift, dz, strict=True)]
+    expected = [
+        multivariate_normal(mean, law.noise.covariance).logpdf(step) for mean, step in zip(drift, dz, strict=True)
+    ]
     np.testing.assert_allclose(held_out.log_density, expected, rtol=1e-12)
     np.testing.assert_allclose(held_out.errors, ((dz - drift) ** 2).sum(axis=1), rtol=1e-12)
 

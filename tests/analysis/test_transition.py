@@ -2,9 +2,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from benchmarks import straightforward
+from tests.flows import bent_flow, rotation
 from threadpoolctl import threadpool_limits
 
-from benchmarks import straightforward
 from layerflow.analysis.scoring import LawScore, Split, split
 from layerflow.analysis.transition import SharedSplit, TransitionReport, score_transition
 from layerflow.laws.drift import PolynomialDrift
@@ -13,7 +14,6 @@ from layerflow.laws.noise import FullNoise
 from layerflow.laws.nulls import fit_null_b
 from layerflow.numerics.bootstrap import resample_weights
 from layerflow.numerics.neighbors import nearest
-from tests.flows import bent_flow, rotation
 
 N, D, WIDTHS, SEEDS, K, SWEEP, BUDGET = 700, 8, (4, 8), (0, 4), 32, (32, 128, 560), 150
 TRANSITION = 1

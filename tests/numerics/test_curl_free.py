@@ -148,6 +148,15 @@ def test_outliers():
     np.testing.assert_allclose(got, dense_curl_free(z, dz), atol=1e-7)
 
 
+def test_few_iterations_suffice():
+    """Without the unconstrained inverse as preconditioner it takes some 200."""
+    rng = np.random.default_rng(14)
+    z = anisotropic(4000, 12, seed=14)
+    z[:40, 0] += 300
+    dz = np.tanh(z) @ rng.normal(size=(12, 12)) + rng.normal(size=z.shape)
+    assert fit_potential(gram(z, dz)).iterations < 70
+
+
 def test_the_field_is_minus_the_gradient_of_the_potential():
     z = anisotropic(500, 5, seed=7)
     dz = np.random.default_rng(7).normal(size=z.shape) + z @ antisymmetric(5).T

@@ -89,8 +89,10 @@ def test_different_coordinates_do_not_add():
     z, dz = cloud(100, 3)
     with pytest.raises(InputError, match="same scaler"):
         gram(z[:50], dz[:50]) + gram(z[50:], dz[50:])
-    with pytest.raises(InputError, match="degrees"):
+    with pytest.raises(InputError, match="degree"):
         gram(z, dz) - gram(z, dz, degree=1)
+    with pytest.raises(InputError, match="same scaler"):
+        gram(z, dz) + gram(z, dz + 1)
 
 
 def test_more_than_was_summed_is_refused():

@@ -13,11 +13,11 @@ from matplotlib.quiver import Quiver
 from matplotlib.text import Annotation
 from tests.report.synthetic import HOSTILE, make_results
 
+from layerflow.query import where
 from layerflow.report import figures
 from layerflow.report.figures.clouds import labelled_rows, shown_states
 from layerflow.report.figures.drift_fields import common_step, plane
 from layerflow.report.figures.reach import reach
-from layerflow.report.query import where
 
 DEPTH_FIGURES: dict[str, tuple[Any, str, dict[str, int]]] = {
     "laws": (figures.laws, "law_scores", {"n_components": 16}),

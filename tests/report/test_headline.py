@@ -3,8 +3,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from layerflow.query import distinct, means, where, working_width
 from layerflow.report.headline import KM_AFFINE_MATCHED, QUADRATIC_AFFINE, outcome
-from layerflow.report.query import distinct, means, where, working_width
 
 
 def _score(

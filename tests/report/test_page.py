@@ -14,8 +14,8 @@ from tests.report.synthetic import HOSTILE, make_results, write_run
 
 from layerflow import report
 from layerflow.errors import InputError
+from layerflow.query import where
 from layerflow.report import page as page_module
-from layerflow.report.query import where
 from layerflow.report.sections.contents import EXPECTED
 
 MIB = 1 << 20

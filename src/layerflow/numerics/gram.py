@@ -50,7 +50,9 @@ class Gram:
             and np.array_equal(self.step_center, other.step_center)
         )
         if not same:
-            raise InputError("the Gram matrices are of different coordinates or degrees: give both the same scaler")
+            raise InputError(
+                "the Gram matrices differ in degree, scaler or step centre: give both the same scaler and centre"
+            )
         return Gram(
             self.degree,
             self.scaler,

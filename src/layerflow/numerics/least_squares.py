@@ -18,9 +18,9 @@ from layerflow.numerics.gram import Gram, gram
 from layerflow.numerics.polynomial import Scaler, evaluate, feature_rows, n_features, row_blocks
 
 # Reciprocal conditions of the unit-column Gram matrix: below the first the solution is always refined, below the
-# second nothing Cholesky gives is of use.
+# second (a design of condition 10⁶) refinement leaves errors above 1e-8.
 _REFINE_BELOW = 1e-10
-_DISTRUST_BELOW = 1e-13
+_DISTRUST_BELOW = 1e-12
 # A correction this small, relative to the solution, leaves an error of its square.
 _LAST_CORRECTION = 1e-7
 _MAX_REFINEMENTS = 8
@@ -91,8 +91,7 @@ def solve(
     problem = _Problem(sums, degree, z, dz, matrix, cross, unit)
     found = _by_cholesky(problem, refine) or _by_singular_values(problem)
     standard = found.solution * unit[:, None]
-    gap = cross - matrix @ standard
-    covariance = sums.steps - cross.T @ standard - standard.T @ gap
+    covariance = sums.steps - cross.T @ standard
     standard[0] += sums.step_center
     return LeastSquaresFit(
         degree,
@@ -137,8 +136,6 @@ class _Solution:
 
 def _by_cholesky(problem: _Problem, refine: bool) -> _Solution | None:
     """Solve the normal equations, or give None when they are too close to singular to be trusted."""
-    if not problem.unit.all():
-        return None
     scaled = problem.matrix * problem.unit * problem.unit[:, None]
     norm = float(np.abs(scaled).sum(axis=0).max())
     factor, failed = scipy.linalg.lapack.dpotrf(scaled.T, lower=1, overwrite_a=1)
@@ -179,7 +176,7 @@ def _by_singular_values(problem: _Problem) -> _Solution:
     design = problem.design_rows(rows)
     design *= problem.unit[:, None]
     # Collinear columns are so only up to the rounding of their entries: LAPACK's own cut-off, one unit of rounding,
-    # takes about one such direction in three for real and predicts with noise along it. This is NumPy's.
+    # takes some of them for real and predicts with noise along them. This is NumPy's.
     cutoff = max(design.shape) * np.finfo(np.float64).eps
     solution, _, rank, values = scipy.linalg.lstsq(
         design.T, problem.centred_steps(rows), cond=cutoff, overwrite_a=True, overwrite_b=True, lapack_driver="gelsd"

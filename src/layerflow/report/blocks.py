@@ -7,10 +7,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from matplotlib.figure import Figure
 
-from layerflow.tables import Results
+from layerflow.tables import WITH_SINKS, WITHOUT_SINKS, Results
 
-WITH_SINKS = "results"
-WITHOUT_SINKS = "results-without-sinks"
 LABELS = {WITH_SINKS: "With sinks", WITHOUT_SINKS: "Without sinks"}
 
 

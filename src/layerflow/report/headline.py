@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from layerflow.report.query import by_transition, where
+from layerflow.query import by_transition, where
 from layerflow.report.text import median
 from layerflow.tables import Results
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 from matplotlib.figure import Figure
 
+from layerflow.query import distinct, where, working_width
 from layerflow.report.blocks import Grid, Header, Line, Pair, Plate, View, cells
 from layerflow.report.figures.depth import same_scale
-from layerflow.report.query import distinct, where, working_width
 from layerflow.report.text import ABSENT
 
 Views = Sequence[tuple[View, tuple[pa.Table, ...]]]

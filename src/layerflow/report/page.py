@@ -13,10 +13,11 @@ from markupsafe import Markup
 from layerflow import tables
 from layerflow.data.storage import read_manifest, replacing
 from layerflow.errors import InputError
-from layerflow.report.blocks import WITH_SINKS, WITHOUT_SINKS, Pair, Plate, Run, Section, Stack, View
+from layerflow.report.blocks import Pair, Plate, Run, Section, Stack, View
 from layerflow.report.figures.export import inline, png, svg
 from layerflow.report.sections import contents, fate, flow, laws, provenance, states, summary
 from layerflow.report.text import visible
+from layerflow.tables import WITH_SINKS, WITHOUT_SINKS
 
 PAGE = "report.html"
 FIGURES = "figures"

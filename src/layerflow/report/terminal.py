@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from layerflow.query import distinct, working_width
 from layerflow.report.headline import CONTESTS, outcome
-from layerflow.report.query import distinct, working_width
 from layerflow.report.text import number
 from layerflow.tables import Results
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import Bbox
 
+from layerflow.query import distinct, where
 from layerflow.report.figures.style import FONT, FULL_WIDTH, HALO, INK, MUTED, styled
-from layerflow.report.query import distinct, where
 from layerflow.report.text import texts, token_label
 
 MAX_PANELS = 8

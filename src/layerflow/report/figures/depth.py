@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
+from layerflow.query import by_transition, distinct, means, where
 from layerflow.report.figures.style import (
     HALF_HEIGHT,
     HALF_WIDTH,
@@ -20,7 +21,6 @@ from layerflow.report.figures.style import (
     styled,
 )
 from layerflow.report.headline import KM_AFFINE, QUADRATIC_AFFINE, contest_rows, score
-from layerflow.report.query import by_transition, distinct, means, where
 from layerflow.report.text import compact
 
 LAW_NAMES = {

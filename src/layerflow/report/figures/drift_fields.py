@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from layerflow.query import distinct, where
 from layerflow.report.figures.style import FULL_WIDTH, MUTED, PALETTE, styled
-from layerflow.report.query import distinct, where
 from layerflow.report.text import compact
 
 PANELS = (("affine", "Affine"), ("quadratic", "Quadratic"), ("km", "Kramers–Moyal"))

@@ -4,9 +4,9 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from layerflow.query import by_transition, distinct, where
 from layerflow.report.figures.style import HALF_HEIGHT, HALF_WIDTH, MUTED, PALETTE, styled
 from layerflow.report.headline import score
-from layerflow.report.query import by_transition, distinct, where
 from layerflow.report.text import median
 
 _STYLES = ((PALETTE["km"], "o"), (PALETTE["other"], "s"), (PALETTE["quadratic"], "D"), (PALETTE["affine"], "^"))

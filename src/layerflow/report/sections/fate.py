@@ -2,11 +2,11 @@
 
 import pyarrow as pa
 
+from layerflow.query import means, where
 from layerflow.report import figures
 from layerflow.report.blocks import Cell, Grid, Header, Line, Run, Section, cells
 from layerflow.report.figures.depth import LAW_NAMES
 from layerflow.report.layout import paired_head, panels
-from layerflow.report.query import means, where
 from layerflow.report.sections.laws import NOISE_NAMES
 from layerflow.report.text import ABSENT, compact, median, number, span
 

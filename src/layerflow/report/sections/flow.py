@@ -5,10 +5,10 @@ from statistics import mean
 
 import pyarrow as pa
 
+from layerflow.query import where
 from layerflow.report import figures
 from layerflow.report.blocks import Block, Cell, Grid, Line, Row, Run, Section, cells
 from layerflow.report.layout import Views, at_working_width, by_width, paired_head, panels
-from layerflow.report.query import where
 from layerflow.report.text import median, number, span
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from layerflow.query import distinct, where, working_width
 from layerflow.report import figures
 from layerflow.report.blocks import Cell, Grid, Header, Line, Pair, Plate, Row, Run, Section, Stack, View, cells
 from layerflow.report.figures.depth import LAW_NAMES
@@ -12,7 +13,6 @@ from layerflow.report.figures.drift_fields import plane
 from layerflow.report.figures.reach import reach
 from layerflow.report.headline import KM_AFFINE, QUADRATIC_AFFINE, outcome, score
 from layerflow.report.layout import Views, at_working_width, paired_head, panels
-from layerflow.report.query import distinct, where, working_width
 from layerflow.report.text import ABSENT, compact, count, median, number
 
 NOISE_NAMES = {

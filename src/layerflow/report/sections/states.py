@@ -1,10 +1,10 @@
 """The cloud itself: figure 1, what the basis keeps of each state, and the norms with the attention sinks."""
 
+from layerflow.query import distinct, where
 from layerflow.report import figures
 from layerflow.report.blocks import Grid, Header, Line, Plate, Run, Section, Stack, cells
 from layerflow.report.figures.clouds import labelled_rows
 from layerflow.report.layout import paired_head, panels
-from layerflow.report.query import distinct, where
 from layerflow.report.text import ABSENT, compact, count, number
 
 

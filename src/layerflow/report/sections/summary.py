@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from layerflow.query import working_width
 from layerflow.report.blocks import Cell, Grid, Line, Run, Section, View, cells
 from layerflow.report.headline import (
     CONTESTS,
@@ -13,7 +14,6 @@ from layerflow.report.headline import (
     outcome,
 )
 from layerflow.report.layout import paired_head
-from layerflow.report.query import working_width
 from layerflow.report.text import ABSENT, count, number
 
 _TILES = (
