@@ -28,7 +28,7 @@ class Prediction(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """Components (d, D), the raw states projected on them (L+1, n, d), and the centred clouds' lost and whole energy."""
+    """Components (d, D), the raw states projected on them (L+1, n, d), and each one's share of the pooled variance."""
 
     components: np.ndarray
     reduced: np.ndarray
@@ -158,24 +158,7 @@ def predictions(
     return found
 
 
-def bootstrap(
-    step: np.ndarray, predicted: np.ndarray, opponent: np.ndarray, n_resamples: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Differences in R² over resampled held-out tokens."""
-    n = len(step)
-    differences = []
-    for _ in range(n_resamples):
-        drawn = rng.integers(n, size=n)
-        differences.append(r_squared(step[drawn], predicted[drawn]) - r_squared(step[drawn], opponent[drawn]))
-    return np.array(differences)
-
-
-def bootstrap_mean(paired: np.ndarray, n_resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Means of a paired difference over resampled held-out tokens."""
-    return np.array([rng.choice(paired, len(paired)).mean() for _ in range(n_resamples)])
-
-
-# Each contest of SPEC section 5, the same noise form on both sides.
+# Each contest of SPEC section 5, the same noise form on both sides, and the two of the paper in which it is not.
 CONTESTS = (
     ("km", "local_diagonal", "affine", "diagonal"),
     ("km", "local_full", "affine", "full"),
@@ -184,38 +167,51 @@ CONTESTS = (
     ("km", "local_diagonal", "null_a", "diagonal"),
     ("km", "local_diagonal", "null_b", "diagonal"),
     ("km", "local_full", "null_c", "full"),
+    ("affine", "full", "km", "local_diagonal"),
+    ("null_c", "full", "km", "local_diagonal"),
 )
+METRICS = ("r2", "log_likelihood")
+
+
+class Resampled(NamedTuple):
+    """Differences (pairs, metrics) on the held-out tokens, and on each resample of them (resamples, pairs, metrics)."""
+
+    pairs: list[tuple[str, str, str, str]]
+    found: np.ndarray
+    drawn: np.ndarray
+
+
+def bootstrap(
+    step: np.ndarray, laws: dict[tuple[str, str], Prediction], n_resamples: int, rng: np.random.Generator
+) -> Resampled:
+    """Draw held-out tokens with replacement and compare every pair of laws on them."""
+    pairs = [pair for pair in CONTESTS if pair[:2] in laws]
+    errors = {key: ((step - law.mean) ** 2).sum(axis=1) for key, law in laws.items()}
+    nats = {key: log_density(step, law, full="full" in key[1]) for key, law in laws.items()}
+    better = np.array([errors[pair[2:]] - errors[pair[:2]] for pair in pairs])
+    likelier = np.array([nats[pair[:2]] - nats[pair[2:]] for pair in pairs])
+
+    def differences(tokens: np.ndarray) -> np.ndarray:
+        total = ((step[tokens] - step[tokens].mean(axis=0)) ** 2).sum()
+        return np.stack([better[:, tokens].sum(axis=1) / total, likelier[:, tokens].mean(axis=1)], axis=1)
+
+    n = len(step)
+    drawn = np.array([differences(rng.integers(n, size=n)) for _ in range(n_resamples)])
+    return Resampled(pairs, differences(np.arange(n)), drawn)
 
 
 def contests(
     step: np.ndarray, laws: dict[tuple[str, str], Prediction], n_resamples: int, rng: np.random.Generator
 ) -> list[Row]:
     """Every contest in both metrics, with its interval."""
+    resampled = bootstrap(step, laws, n_resamples, rng)
+    low, high = np.percentile(resampled.drawn, [2.5, 97.5], axis=0)
     rows: list[Row] = []
-    for law, noise, opponent, opponent_noise in CONTESTS:
-        if (law, noise) not in laws:
-            continue
-        first, second = laws[law, noise], laws[opponent, opponent_noise]
-        paired = log_density(step, first, full="full" in noise) - log_density(step, second, full="full" in noise)
-        drawn = {
-            "r2": bootstrap(step, first.mean, second.mean, n_resamples, rng),
-            "log_likelihood": bootstrap_mean(paired, n_resamples, rng),
-        }
-        found = {"r2": r_squared(step, first.mean) - r_squared(step, second.mean), "log_likelihood": paired.mean()}
-        for metric, difference in found.items():
-            low, high = np.percentile(drawn[metric], [2.5, 97.5])
-            rows.append(
-                {
-                    "law": law,
-                    "noise": noise,
-                    "opponent": opponent,
-                    "opponent_noise": opponent_noise,
-                    "metric": metric,
-                    "difference": difference,
-                    "low": low,
-                    "high": high,
-                }
-            )
+    for number, pair in enumerate(resampled.pairs):
+        for column, metric in enumerate(METRICS):
+            who = dict(zip(("law", "noise", "opponent", "opponent_noise"), pair, strict=True))
+            numbers = {"difference": resampled.found, "low": low, "high": high}
+            rows.append(who | {"metric": metric} | {name: values[number, column] for name, values in numbers.items()})
     return rows
 
 
@@ -230,6 +226,28 @@ def locality(reduced: np.ndarray, transition: int, train: np.ndarray, test: np.n
     return {"radius_ratio": distances[:, -1].mean() / radius, "r2": r_squared(step[test], predicted)}
 
 
+def score(step: np.ndarray, law: str, noise: str, prediction: Prediction) -> Row:
+    """R² and mean log-density of one law on the held-out steps."""
+    nats = log_density(step, prediction, full="full" in noise).mean()
+    return {"law": law, "noise": noise, "r2": r_squared(step, prediction.mean), "log_likelihood": nats}
+
+
+def equal_budget(reduced: np.ndarray, transition: int, train: np.ndarray, test: np.ndarray, budget: int) -> list[Row]:
+    """The polynomial laws fitted on the first training tokens only; asked of the first split."""
+    few, z = train[:budget], reduced[transition]
+    step = reduced[transition + 1] - z
+    rows = []
+    for degree, law, n_coefficients in (
+        (1, "affine", 1 + z.shape[1]),
+        (2, "quadratic", 1 + z.shape[1] + z.shape[1] * (z.shape[1] + 1) // 2),
+    ):
+        if len(few) > n_coefficients:
+            both = polynomial(z[few], step[few], z[test], degree)
+            told = zip(("diagonal", "full"), both, strict=True)
+            rows += [score(step[test], law, noise, prediction) for noise, prediction in told]
+    return rows
+
+
 def analyse(
     states: np.ndarray,
     *,
@@ -240,26 +258,28 @@ def analyse(
     n_resamples: int = 1000,
     sample: np.ndarray | None = None,
 ) -> dict[str, list[Row]]:
-    """Tables law_scores, law_contests, locality and basis, as lists of rows."""
-    tables: dict[str, list[Row]] = {"law_scores": [], "law_contests": [], "locality": [], "basis": []}
+    """Tables law_scores, law_scores_equal_budget, law_contests, locality and basis, as lists of rows."""
+    tables: dict[str, list[Row]] = {
+        name: [] for name in ("law_scores", "law_scores_equal_budget", "law_contests", "locality", "basis")
+    }
     rng = np.random.default_rng(0)
     for width in widths:
         basis = shared_basis(states, width, sample)
-        by_state = retained_by_state(states, basis.components)
-        tables["basis"].append({"n_components": width, "state": None, "retained": basis.explained.sum()})
-        for state, share in enumerate(by_state):
+        retained = [basis.explained.sum(), *retained_by_state(states, basis.components)]
+        for state, share in zip((None, *range(len(states))), retained, strict=True):
             tables["basis"].append({"n_components": width, "state": state, "retained": share})
         for seed in seeds:
             train, test = split(seed, states.shape[1])
+            budget = min(9549, len(train) // 2)
             for transition in range(len(states) - 1):
                 where = {"n_components": width, "seed": seed, "transition": transition}
                 laws = predictions(basis.reduced, transition, train, test, k)
                 step = basis.reduced[transition + 1][test] - basis.reduced[transition][test]
-                for (law, noise), prediction in laws.items():
-                    density = log_density(step, prediction, full="full" in noise)
-                    scores = {"r2": r_squared(step, prediction.mean), "log_likelihood": density.mean()}
-                    size = {"n_train": len(train), "n_test": len(test)}
-                    tables["law_scores"].append(where | {"law": law, "noise": noise} | scores | size)
+                size = {"n_train": len(train), "n_test": len(test)}
+                tables["law_scores"] += [where | score(step, *key, told) | size for key, told in laws.items()]
+                if seed == seeds[0]:
+                    few = equal_budget(basis.reduced, transition, train, test, budget)
+                    tables["law_scores_equal_budget"] += [where | row | size | {"n_train": budget} for row in few]
                 tables["law_contests"] += [where | row for row in contests(step, laws, n_resamples, rng)]
                 for size_k in sweep:
                     if size_k <= len(train):

@@ -1,4 +1,4 @@
-"""Synthetic trajectories for tests of the analysis: anisotropic, rotating, bent, with noise that depends on the state."""
+"""Synthetic trajectories for tests: anisotropic, turning, bent, with noise that depends on the state."""
 
 import numpy as np
 
@@ -11,8 +11,8 @@ def rotation(width: int, rng: np.random.Generator) -> np.ndarray:
 def bent_flow(n_tokens: int, width: int, n_transitions: int, *, seed: int = 0, outliers: float = 0.0) -> np.ndarray:
     """Draw mean states (L+1, n, D) in float32, off the origin, whose cloud, step matrix and noise do not commute.
 
-    With ``outliers``, one token in fifty is moved along one direction at the inner states, as attention sinks are: by up
-    to that many times the cloud's radius.
+    With ``outliers``, one token in fifty is moved along one direction at the inner states, as attention sinks are: by
+    up to that many times the cloud's radius.
     """
     rng = np.random.default_rng(seed)
     spread = np.geomspace(3.0, 0.2, width)

@@ -164,6 +164,7 @@ def bad_inputs():
         "no run": (("analyse", "TMP"), "is not a run"),
         "k": (("analyse", "FLOW", "--k", "1000"), "--k 1000"),
         "width": (("analyse", "FLOW", "--widths", "8,16"), "--widths 16"),
+        "options of a run are refused before it collects": (("run", "--k", "0", "--out", "OUT"), "--k 0"),
         "widths are no numbers": (("analyse", "FLOW", "--widths", "a"), "'a'"),
         "budget": (("analyse", "FLOW", "--budget", "1000000"), "--budget 1000000"),
         "truncated run": (("analyse", "CUT"), "states.safetensors"),
@@ -200,11 +201,19 @@ def test_bad_input_gets_one_line_and_leaves_nothing(case, command, model, corpus
     status, _, err = command(*map(filled, arguments))
     assert status == 2, err
     lines = err.strip().splitlines()
+    assert len(lines) == 1 or arguments[0] == "collect", err  # a collection reports what it reads on the way
     assert lines[-1].startswith("layerflow: ")
     assert filled(words) in lines[-1]
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
     assert sorted(given.rglob("*")) + sorted(flow.rglob("*")) == before
+
+
+def test_no_command_shows_the_help(command):
+    status, _, err = command()
+    assert status == 2
+    assert "Commands:" in err
+    assert len(err.splitlines()) > 10
 
 
 def test_help_needs_neither_torch_nor_scikit_learn():

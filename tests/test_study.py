@@ -36,10 +36,12 @@ CONTRACT = {
     "noise_floor": "low high n_tokens ratio",
     "rollout": "law noise seed state spread_ratio n_escaped",
     "affinity": "kind transition nonaffine_step nonaffine_state nonlinear_gain n",
+    "claims": "claim published measured holds measured_without_sinks holds_without_sinks note",
     "norms": "state median p99 maximum n_sinks",
 }
 KEYS = {
     "law_scores": ("n_components", "seed", "transition", "law", "noise"),
+    "law_scores_equal_budget": ("n_components", "seed", "transition", "law", "noise"),
     "law_contests": (
         *("n_components", "seed", "transition", "law", "noise"),
         *("opponent", "opponent_noise", "metric"),
@@ -91,34 +93,25 @@ def test_law_scores_are_those_of_a_straightforward_analysis(compared):
 
 def test_contests_differ_by_what_a_straightforward_analysis_finds(compared):
     pairs = compared.pairs("law_contests")
-    assert len(pairs) == len(WIDTHS) * len(SEEDS) * 2 * 7 * 2
+    assert len(pairs) == compared.ours["law_contests"].num_rows == len(WIDTHS) * len(SEEDS) * 2 * 9 * 2
     for ours, theirs in pairs:
         assert ours["difference"] == pytest.approx(theirs["difference"], rel=1e-6, abs=1e-8)
 
 
 def test_intervals_are_those_of_a_bootstrap_loop_within_monte_carlo_error(compared):
     """One cell: each bound lies between the loop's own percentiles that four standard errors of a percentile span."""
-    cell = (8, 1, 1)
     reduced = straightforward.shared_basis(compared.states, 8).reduced
     train, test = straightforward.split(1, reduced.shape[1])
     laws = straightforward.predictions(reduced, 1, train, test, 64)
-    step = (reduced[2] - reduced[1])[test]
+    loop = straightforward.bootstrap((reduced[2] - reduced[1])[test], laws, 2000, np.random.default_rng(9))
     ours = {tuple(row[key] for key in KEYS["law_contests"]): row for row in compared.ours["law_contests"].to_pylist()}
-    rng = np.random.default_rng(9)
     margin = 100 * 4 * np.sqrt(0.025 * 0.975 * (1 / 1000 + 1 / 2000))
-    for pair in straightforward.CONTESTS:
-        first, second = laws[pair[:2]], laws[pair[2:]]
-        full = "full" in pair[1]
-        paired = straightforward.log_density(step, first, full=full) - straightforward.log_density(
-            step, second, full=full
-        )
-        for metric, drawn in (
-            ("r2", straightforward.bootstrap(step, first.mean, second.mean, 2000, rng)),
-            ("log_likelihood", straightforward.bootstrap_mean(paired, 2000, rng)),
-        ):
-            found = ours[(*cell, *pair, metric)]
+    for number, pair in enumerate(loop.pairs):
+        for column, metric in enumerate(straightforward.METRICS):
+            found = ours[8, 1, 1, *pair, metric]
             for bound, percent in (("low", 2.5), ("high", 97.5)):
-                least, most = np.percentile(drawn, np.clip([percent - margin, percent + margin], 0, 100))
+                percents = np.clip([percent - margin, percent + margin], 0, 100)
+                least, most = np.percentile(loop.drawn[:, number, column], percents)
                 assert least - 1e-9 * abs(least) <= found[bound] <= most + 1e-9 * abs(most), (pair, metric, bound)
             assert found["low"] < found["high"]
 
@@ -146,11 +139,13 @@ def test_the_flow_tells_the_laws_apart(compared):
     assert max(r2) - min(r2) > 0.1
 
 
-def test_the_equal_budget_block_is_half_of_the_training_tokens(compared):
-    rows = compared.ours["law_scores_equal_budget"].to_pylist()
-    assert {row["n_train"] for row in rows} == {520}
-    assert {row["n_test"] for row in rows} == {260}
-    assert {row["law"] for row in rows} == {"affine", "quadratic"}
+def test_the_equal_budget_block_is_that_of_a_straightforward_analysis(compared):
+    pairs = compared.pairs("law_scores_equal_budget")
+    assert len(pairs) == compared.ours["law_scores_equal_budget"].num_rows == len(WIDTHS) * 2 * 4
+    for ours, theirs in pairs:
+        assert ours["r2"] == pytest.approx(theirs["r2"], rel=1e-8, abs=1e-8)
+        assert ours["log_likelihood"] == pytest.approx(theirs["log_likelihood"], rel=1e-5, abs=1e-7)
+        assert (ours["n_train"], ours["n_test"]) == (theirs["n_train"], theirs["n_test"]) == (520, 260)
 
 
 def test_a_sampled_basis_is_used_for_all_tokens():
@@ -349,8 +344,34 @@ def test_default_options_take_the_widths_and_neighbourhoods_that_the_data_allow(
     assert set(results["locality"]["k"].to_pylist()) == {64}
     assert set(results["law_scores"]["seed"].to_pylist()) == {0, 1, 2}
     lines = capsys.readouterr().err.splitlines()
-    assert "widths: 8; states of width 10 and 192 training tokens allow no more" in lines
+    assert "widths: 8; the data allow no more of 8,16,32,64" in lines
     assert "locality: k above 192 is left out, there are no more training tokens" in lines
+
+
+def test_directions_in_which_nothing_differs_are_no_components(capsys):
+    states = np.pad(flow(200, width=6), ((0, 0), (0, 0), (0, 20)))
+    results = analyse(lf.Trajectories.from_arrays(states), StudyOptions(seeds=(0,), k=8, n_resamples=5))
+    assert set(results["law_scores"]["n_components"].to_pylist()) == {6}
+    assert "widths: 6; the states differ in 6 directions only" in capsys.readouterr().err.splitlines()
+    with pytest.raises(InputError, match="--widths 8 must lie between 1 and 6: the data have 6 directions"):
+        analyse(lf.Trajectories.from_arrays(states), StudyOptions(widths=(4, 8), seeds=(0,), k=8))
+
+
+def test_a_transition_that_moves_nothing_is_left_out(capsys):
+    states = flow(200, width=6)
+    still = np.concatenate([states, states[-1:]])
+    results = analyse(lf.Trajectories.from_arrays(still), StudyOptions(widths=(4,), seeds=(0,), k=8, n_resamples=5))
+    last = len(still) - 2
+    assert last not in results["law_scores"]["transition"].to_pylist()
+    assert last - 1 in results["law_scores"]["transition"].to_pylist()
+    assert f"transition {last}: left out" in capsys.readouterr().err
+
+
+def test_every_k_asked_for_has_its_locality():
+    results = analyse(
+        lf.Trajectories.from_arrays(flow(200)), StudyOptions(widths=(4,), seeds=(0,), k=10, n_resamples=5)
+    )
+    assert set(results["locality"]["k"].to_pylist()) == {10, 64}
 
 
 def test_a_narrow_flow_is_analysed_at_its_own_width():
@@ -383,17 +404,17 @@ def test_the_smallest_flows_are_analysed(n_tokens, widths):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"widths": (4, 11)}, "--widths 11 must lie between 1 and 10, for states of width 10 and 192 training tokens"),
-        ({"widths": (0,)}, "--widths 0 must lie between 1 and 10"),
-        ({"widths": ()}, "--widths .* must lie between 1 and 10"),
+        ({"widths": (4, 11)}, "--widths 11 must lie between 1 and 10: the data have"),
+        ({"widths": (0,)}, "--widths 0 must be whole numbers of at least 1"),
+        ({"widths": ()}, "--widths .* must be whole numbers"),
         ({"k": 193}, "--k 193 must lie between 1 and the 192 training tokens; choose a smaller k"),
-        ({"k": 0}, "--k 0 must lie between 1 and the 192"),
+        ({"k": 0}, "--k 0 must be at least 1"),
         ({"budget": 193}, "--budget 193 must lie between 2 and the 192 training tokens"),
-        ({"budget": 1}, "--budget 1 must lie between 2 and the 192"),
-        ({"seeds": ()}, "no seeds given"),
+        ({"budget": 1}, "--budget 1 must be at least 2"),
+        ({"seeds": ()}, "--seeds .* must be different whole numbers"),
         ({"seeds": (0, -1)}, "--seeds 0,-1 must be different whole numbers, none below 0"),
         ({"seeds": (2, 2)}, "--seeds 2,2 must be different whole numbers"),
-        ({"n_resamples": 0}, "0 bootstrap resamples asked for; give at least 1"),
+        ({"n_resamples": 0}, "--resamples 0 must be at least 1"),
     ],
 )
 def test_options_the_data_do_not_allow_are_refused(plain, options, words):

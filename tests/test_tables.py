@@ -49,6 +49,21 @@ def test_tables_of_an_earlier_analysis_are_removed(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_a_failed_write_leaves_the_old_tables_and_nothing_half_written(tmp_path, monkeypatch):
+    table = tables.from_records(Fact, ROWS)
+    tables.write(tmp_path, {"facts": table, "others": table})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(table, path):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pa.parquet, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        tables.write(tmp_path, {"facts": table.slice(1)})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_damaged_table_is_named(tmp_path):
     (tmp_path / "facts.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InputError, match=r"facts\.parquet is not a readable Parquet table"):

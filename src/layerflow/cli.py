@@ -23,6 +23,9 @@ def main() -> None:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message())
     except (InputError, OSError) as error:
@@ -169,8 +172,9 @@ def run(model: str, corpus: str, out: Path, max_documents: str | None, quick: bo
     default = str(QUICK_DOCUMENTS if quick else RUN_DOCUMENTS)
     if quick:
         options["seeds"] = options["seeds"][:1]
+    _study_options(options)  # refused now rather than after the collection
     _collect(model, corpus, out, max_documents or default, options)
-    if quick:
+    if quick and max_documents is None:
         from layerflow.data.storage import read_manifest, write_manifest
 
         write_manifest(out, {**read_manifest(out), "quick": True})
@@ -269,19 +273,23 @@ def _collect(
     collect_run(loaded, opened, collect_options, out=out, shard=part)
 
 
-def _analyse(directory: Path, options: dict[str, Any]) -> None:
+def _study_options(options: dict[str, Any]) -> Any:
     from layerflow.plan import StudyOptions
-    from layerflow.report.terminal import headline
-    from layerflow.study import study
 
-    study_options = StudyOptions(
+    return StudyOptions(
         widths=options["widths"],
         seeds=options["seeds"],
         k=options["k"],
         budget=options["budget"],
         n_resamples=options["resamples"],
     )
-    for line in headline(study(directory, study_options)):
+
+
+def _analyse(directory: Path, options: dict[str, Any]) -> None:
+    from layerflow.report.terminal import headline
+    from layerflow.study import study
+
+    for line in headline(study(directory, _study_options(options))):
         click.echo(line)
 
 

@@ -1,5 +1,6 @@
 """Reading result tables: rows that match, means over seeds, the working width."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,12 @@ def by_transition(table: pa.Table, value: str) -> dict[int, float]:
     return {transition: mean for (transition,), mean in found if mean is not None}
 
 
+def nearest_width(widths: Iterable[int]) -> int:
+    """Return 16 or the width nearest to it, the smaller one when two are as near."""
+    return min(widths, key=lambda width: (abs(width - WORKING_WIDTH), width))
+
+
 def working_width(table: pa.Table) -> int | None:
-    """Return 16 or the nearest width in the table, the smaller one when two are as near; None when it is empty."""
+    """Return 16 or the nearest width in the table; None when it is empty."""
     widths = distinct(table, "n_components")
-    return min(widths, key=lambda width: (abs(width - WORKING_WIDTH), width), default=None)
+    return nearest_width(widths) if widths else None

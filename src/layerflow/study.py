@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from layerflow.analysis.scoring import LawContest, LawScore, Split, split
 from layerflow.analysis.transition import LawDiagnostics, Locality, SharedSplit, TransitionReport, score_transition
 from layerflow.data.basis import SharedBasis
 from layerflow.data.storage import read_manifest, write_manifest
-from layerflow.data.trajectories import StateNorms, Trajectories
+from layerflow.data.trajectories import MIN_COUNT, StateNorms, Trajectories
+from layerflow.errors import InputError
 from layerflow.laws.kramers_moyal import KramersMoyalLaw
 from layerflow.laws.nulls import fit_null_b
 from layerflow.numerics.bootstrap import resample_weights
@@ -38,6 +40,9 @@ from layerflow.numerics.threads import side_by_side
 from layerflow.plan import Plan, StudyOptions
 from layerflow.progress import say, track
 from layerflow.tables import WITH_SINKS, WITHOUT_SINKS
+
+# A component with less than this share of the variance is a direction in which nothing differs.
+_NO_DIRECTION = 1e-12
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,11 @@ def analyse(trajectories: Trajectories, options: StudyOptions | None = None) -> 
     options = options or StudyOptions()
     plan = Plan.of(trajectories, options)
     basis = SharedBasis(plan.widths[-1], n_tokens=options.basis_tokens, random_state=options.random_state)
-    reduced = basis.fit(trajectories).transform(trajectories)
+    basis.fit(trajectories)
+    plan = plan.within(int(np.count_nonzero(basis.explained_variance_ratio_ > _NO_DIRECTION)), options.widths)
+    for note in plan.notes:
+        say(note)
+    reduced = basis.transform(trajectories)[:, :, : plan.widths[-1]]
     retained = {width: basis.retained(reduced, width) for width in plan.widths}
     return {
         "basis": tables.from_records(
@@ -105,12 +114,20 @@ def study(directory: str | Path, options: StudyOptions | None = None) -> dict[st
     directory = Path(directory)
     trajectories = Trajectories.load(directory)
     options = options or StudyOptions()
+    Plan.of(trajectories, options)  # what the data refuse is refused before the work begins
+    apart, reason = None, "this run recorded no sinks"
+    if trajectories.sinks is not None:
+        try:
+            without = trajectories.without_sinks(trajectories.manifest.get("options", {}).get("min_count", MIN_COUNT))
+            Plan.of(without, options)
+            apart = without
+        except InputError as error:
+            reason = str(error)
     say(f"with sinks: {trajectories.n_tokens:,} tokens × {trajectories.n_states} states × {trajectories.width}")
     views = {WITH_SINKS: analyse(trajectories, options)}
-    if trajectories.sinks is None:
-        say(f"{WITHOUT_SINKS}: left out, this run recorded no sinks")
+    if apart is None:
+        say(f"{WITHOUT_SINKS}: left out, {reason}")
     else:
-        apart = trajectories.without_sinks()
         say(f"without sinks: {apart.n_tokens:,} tokens")
         views[WITHOUT_SINKS] = analyse(apart, options)
     judged = tables.from_records(ClaimRow, claims(views[WITH_SINKS], views.get(WITHOUT_SINKS)))
@@ -145,6 +162,12 @@ def _transitions(
     """What is asked of one transition at a time: every law's scores, and the landscape the drift descends or not."""
     shared = [_share(each, reduced, plan, options) for each in plan.splits]
     rows: dict[str, list[Any]] = {name: [] for name in _TRANSITION_TABLES}
+    for width in plan.widths:
+        if (needed := n_features(width, 2)) >= (n_train := len(plan.splits[0].train)):
+            say(
+                f"quadratic at {width} components: left out, "
+                f"its {needed:,} coefficients need more than {n_train:,} training tokens"
+            )
     if plan.widths[-1] > MAX_POTENTIAL_WIDTH:
         say(f"potential: left out above {MAX_POTENTIAL_WIDTH} components, its coefficients grow with their cube")
     rng = np.random.default_rng(options.random_state)
@@ -154,10 +177,12 @@ def _transitions(
     distances = np.empty(reduced.shape[:2])
     n_transitions = len(reduced) - 1
 
-    def examine(transition: int) -> tuple[TransitionReport, LandscapeReport]:
+    def examine(transition: int) -> tuple[TransitionReport, LandscapeReport] | None:
         z, dz = reduced[transition], reduced[transition + 1] - reduced[transition]
+        distances[transition] = nearest(z[:, : plan.working_width], plan.density_neighbor).distances[:, -1]
+        if not _varies(z, dz):
+            return None
         neighbors = {width: nearest(z[:, :width], plan.n_neighbors) for width in plan.widths}
-        distances[transition] = neighbors[plan.working_width].distances[:, plan.density_neighbor - 1]
         laws = score_transition(z, dz, shared, neighbors, transition=transition, k=plan.k, k_sweep=plan.k_sweep)
         view = landscape(
             z,
@@ -176,7 +201,11 @@ def _transitions(
         return laws, view
 
     reports = side_by_side(examine, range(n_transitions))
-    for laws, view in track(reports, label="transitions", total=n_transitions):
+    for transition, report in enumerate(track(reports, label="transitions", total=n_transitions)):
+        if report is None:
+            say(f"transition {transition}: left out, its states or its steps do not vary in some component")
+            continue
+        laws, view = report
         for name, part in _TRANSITION_TABLES.items():
             rows[name] += getattr(laws if part.of_laws else view, part.field)
     final = nearest(reduced[-1][:, : plan.working_width], plan.density_neighbor)
@@ -210,6 +239,11 @@ _TRANSITION_TABLES = {
 }
 
 
+def _varies(z: np.ndarray, dz: np.ndarray) -> bool:
+    """Whether states and steps vary in every component; a law of what does not move has no density."""
+    return bool(z.std(axis=0).all() and dz.std(axis=0).all())
+
+
 def _quantities(trajectories: Trajectories, state: int, distances: np.ndarray) -> dict[str, np.ndarray]:
     """What the potential's values are compared with, one number a token."""
     measured = observables(trajectories.states[state])
@@ -237,6 +271,9 @@ def _trajectories(
     trajectories: Trajectories, reduced: np.ndarray, plan: Plan, options: StudyOptions
 ) -> dict[str, pa.Table]:
     """What is asked of whole trajectories, at the working width and at full width."""
+    if not all(_varies(z, following - z) for z, following in pairwise(reduced)):
+        say("rollout, gradient_calibration: left out, some transition does not vary in some component")
+        return _affinity(trajectories, plan.splits[0])
     rng = np.random.default_rng(options.random_state)
 
     def roll_out(each: Split) -> list[RolloutRow]:

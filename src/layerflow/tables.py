@@ -41,17 +41,21 @@ def from_records(record: type[Any], rows: Iterable[Any]) -> pa.Table:
 def write(directory: Path, results: Results) -> None:
     """Write every table as ``NAME.parquet`` and ``NAME.csv``, and remove tables that were there under other names.
 
-    Each file appears whole or not at all. No results leave no directory.
+    Each file appears whole or not at all, and nothing is removed before everything is written. No results leave no
+    directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for path in (*directory.glob("*.parquet"), *directory.glob("*.csv")):
-        if path.stem not in results:
-            path.unlink()
     for name, table in results.items():
         for suffix, write_file in (("parquet", pa.parquet.write_table), ("csv", pa.csv.write_csv)):
             partial = directory / f".{name}.{suffix}.partial"
-            write_file(table, partial)
-            partial.replace(directory / f"{name}.{suffix}")
+            try:
+                write_file(table, partial)
+                partial.replace(directory / f"{name}.{suffix}")
+            finally:
+                partial.unlink(missing_ok=True)
+    for path in (*directory.glob("*.parquet"), *directory.glob("*.csv")):
+        if path.stem not in results:
+            path.unlink()
     if not any(directory.iterdir()):
         directory.rmdir()
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from layerflow.analysis.norms import norms, sample_norms
+from layerflow.data.sinks import over_threshold
 from layerflow.data.trajectories import Samples, StateNorms, Trajectories
 
 
@@ -31,6 +32,13 @@ def test_against_numpy_over_several_blocks():
 def test_ten_medians_exactly_is_no_sink():
     states = np.array([1.0, 1.0, 1.0, 10.0, 10.5])[None, :, None].repeat(2, axis=0)
     assert [record.n_sinks for record in sample_norms(samples_of(states))] == [1, 0]
+
+
+def test_sinks_are_told_as_the_collector_tells_them():
+    states = np.append(np.ones(40), np.linspace(5.0, 15.0, 21))[None, :, None].repeat(2, axis=0)
+    records = sample_norms(samples_of(states))
+    expected = over_threshold(states[:, :, 0].astype(np.float32), np.array([record.median for record in records]))
+    assert [record.n_sinks for record in records] == expected.sum(axis=1).tolist() == [10, 0]
 
 
 def test_what_the_collection_recorded_comes_first():

@@ -68,7 +68,7 @@ def test_a_split_is_the_seeded_permutation_cut_at_four_fifths(n_tokens, seed):
 
 
 def test_too_few_tokens_cannot_be_split():
-    with pytest.raises(InputError, match="5 tokens are too few .* at least 6"):
+    with pytest.raises(InputError, match=r"5 tokens are too few .* at least 6"):
         split(5, 0)
 
 

@@ -82,3 +82,31 @@ def test_impossible_widths_are_refused(states, n_components):
 def test_another_width_is_refused(states):
     with pytest.raises(InputError, match="states have width 5; this basis was fitted at 12"):
         lf.SharedBasis(4).fit(states).transform(states[:, :, :5])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_states_without_any_spread_explain_nothing(value):
+    constant = np.full((3, 40, 12), value)
+    basis = lf.SharedBasis(4).fit(constant)
+    np.testing.assert_array_equal(basis.explained_variance_ratio_, 0)
+    np.testing.assert_array_equal(basis.radii_, 0)
+    np.testing.assert_array_equal(basis.means_, value)
+    retained = basis.retained(basis.transform(constant))
+    assert retained.pooled == 0
+    np.testing.assert_allclose(retained.per_state, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_states_that_are_not_finite_are_refused(states, value):
+    basis = lf.SharedBasis(4).fit(states)
+    states[1, [7, 9], 3] = value
+    for use in (lf.SharedBasis(4).fit, basis.transform):
+        with pytest.raises(InputError, match=r"token row 7 is not finite in state 1 \(2 such rows\)"):
+            use(states)
+
+
+def test_another_number_of_axes_is_refused(states, untyped):
+    basis = lf.SharedBasis(4).fit(states)
+    for use in (lf.SharedBasis(4).fit, basis.transform):
+        with pytest.raises(InputError, match=r"states have shape \(400, 12\); they need three axes"):
+            use(states[0])

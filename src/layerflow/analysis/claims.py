@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from layerflow.analysis import readings
-from layerflow.analysis.readings import Reading
+from layerflow.analysis.readings import Reading, UntestableError
 from layerflow.tables import Results
 
 
@@ -80,8 +80,8 @@ def _read(claim: Claim, results: Results) -> Reading | Untested:
         return claim.read(results)
     except KeyError as error:
         return Untested(f"there is no table {error}")
-    except ValueError as error:
-        return Untested(str(error) or "there are no rows of it")
+    except UntestableError as error:
+        return Untested(str(error))
 
 
 CLAIMS = (

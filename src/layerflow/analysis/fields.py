@@ -55,14 +55,15 @@ def in_plane_curvature(drift: Drift, z: Float[np.ndarray, "n d"], dz: Float[np.n
     """How much a quadratic drift bends within a plane, relative to the steps there.
 
     rms of the drift's in-plane second-order part over the tokens moved into the plane, ÷ rms of their in-plane steps
-    about the mean step. Dimensionless; 0 for an affine drift.
+    about the mean step. Dimensionless; 0 for an affine drift, and where nothing moves.
     """
     flat = plane(z) @ plane.axes
     # The second-order part of a polynomial is what an odd function lacks: (a(c+x) + a(c−x))/2 − a(c).
     center = plane.center[None]
     bend = (drift(center + flat) + drift(center - flat)) / 2 - drift(center)
     moved = (dz - dz.mean(axis=0)) @ plane.axes.T
-    return float(np.sqrt(np.mean((bend @ plane.axes.T) ** 2) / np.mean(moved**2)))
+    size = float(np.mean(moved**2))
+    return float(np.sqrt(np.mean((bend @ plane.axes.T) ** 2) / size)) if size > 0.0 else 0.0
 
 
 def field_arrows(

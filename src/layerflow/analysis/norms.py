@@ -3,10 +3,8 @@
 import numpy as np
 from jaxtyping import Float, Float64
 
+from layerflow.data.sinks import SINK_FACTOR
 from layerflow.data.trajectories import Samples, StateNorms, Trajectories
-
-# A position is a sink when its norm at a raw state exceeds this many times the state's median (SPEC §2).
-SINK_FACTOR = 10.0
 
 _BLOCK = 4096
 

@@ -1,15 +1,19 @@
 """How the paper's claims are read off a run's tables: one function a claim, for `claims`.
 
-A reading raises KeyError or ValueError where the tables it needs are missing or empty.
+A reading raises KeyError where a table is missing, and UntestableError where its rows cannot tell.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median
 
 from layerflow.query import by_transition, distinct, where, working_width
 from layerflow.tables import Results
+
+
+class UntestableError(ValueError):
+    """The tables are there, but say nothing to a claim."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ def _scores(results: Results, law: str, noise: str, metric: str, width: int | No
     width = working_width(table) if width is None else width
     found = by_transition(where(table, law=law, noise=noise, n_components=width), metric)
     if not found:
-        raise ValueError(f"no scores of {law} with {noise} noise at width {width}")
+        raise UntestableError(f"no scores of {law} with {noise} noise at width {width}")
     return found
 
 
@@ -50,7 +54,16 @@ def _reaches(margins: Mapping[int, float], share: float) -> bool:
     return _wins(margins) >= share * len(margins) - 1
 
 
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    if not found:
+        raise UntestableError("it has no rows")
+    return median(found)
+
+
 def _span(values: Mapping[int, float]) -> str:
+    if not values:
+        raise UntestableError("it has no rows")
     return f"{min(values.values()):.2f} to {max(values.values()):.2f}"
 
 
@@ -87,20 +100,22 @@ def km_by_width(results: Results) -> Reading:
     widths = distinct(table, "n_components")
     wins = [_wins(_margins(results, KM, AFFINE, "r2", width)) for width in widths]
     if len(widths) < 2:
-        raise ValueError("one width shows no trend")
+        raise UntestableError("one width shows no trend")
     shown = ", ".join(f"{count} at {width}" for count, width in zip(wins, widths, strict=True))
     return Reading(shown, wins[-1] < wins[0] and all(b <= a + 1 for a, b in pairwise(wins)))
 
 
 def km_radius(results: Results) -> Reading:
     """Median radius ratio of KM's neighbourhood, by width."""
+    if not results["locality"].num_rows:
+        raise UntestableError("there are no neighbourhoods")
     table = where(results["locality"], k=min(distinct(results["locality"], "k")))
     ratios = {
-        width: median(by_transition(where(table, n_components=width), "radius_ratio").values())
+        width: _median(by_transition(where(table, n_components=width), "radius_ratio").values())
         for width in distinct(table, "n_components")
     }
     if len(ratios) < 2:
-        raise ValueError("one width shows no trend")
+        raise UntestableError("one width shows no trend")
     values = list(ratios.values())
     shown = ", ".join(f"{ratio:.0%} at {width}" for width, ratio in ratios.items())
     return Reading(shown, all(b > a for a, b in pairwise(values)))
@@ -116,7 +131,7 @@ def km_by_k(results: Results) -> Reading:
         r2 = by_transition(where(table, n_components=width, k=k), "r2")
         wins[k] = sum(r2[transition] > affine[transition] for transition in r2)
     if len(wins) < 2:
-        raise ValueError("one k shows no trend")
+        raise UntestableError("one k shows no trend")
     counts = list(wins.values())
     shown = ", ".join(f"{count} at k = {k}" for k, count in wins.items())
     return Reading(shown, counts[-1] < counts[0] and counts == sorted(counts, reverse=True))
@@ -127,7 +142,7 @@ def equal_budget(results: Results) -> Reading:
     widest = 64
     full = _wins(_margins(results, QUADRATIC, AFFINE, "r2", widest))
     if full == 0:
-        raise ValueError("the quadratic wins no transition at 64 components that a smaller budget could cost it")
+        raise UntestableError("the quadratic wins no transition at 64 components that a smaller budget could cost it")
     cut = {"law_scores": results["law_scores_equal_budget"]}
     small = _margins(cut, QUADRATIC, AFFINE, "r2", widest)
     narrow = _margins(cut, QUADRATIC, AFFINE, "r2", 32)
@@ -139,6 +154,8 @@ def last_margin(results: Results) -> Reading:
     """The quadratic's margin at the last transition, and its wins without it."""
     margins = _margins(results, QUADRATIC, AFFINE, "r2")
     last = max(margins)
+    if len(margins) < 2:
+        raise UntestableError("one transition has no others beside it")
     others = {transition: margin for transition, margin in margins.items() if transition != last}
     largest = margins[last] >= max(others.values())
     shown = f"margin {margins[last]:+.3f} at the last, {_count(others)} without it"
@@ -151,7 +168,7 @@ def _subjects(results: Results, column: str, width: int | None = None) -> tuple[
     rows = where(table, n_components=width)
     flow, control = (by_transition(where(rows, subject=subject), column) for subject in ("flow", "control"))
     if not flow or not control:
-        raise ValueError(f"no gradient rows at width {width}")
+        raise UntestableError(f"no gradient rows at width {width}")
     return flow, control
 
 
@@ -163,7 +180,7 @@ def alignment_gap(results: Results) -> Reading:
         shown.append(f"{mean(flow.values()):+.3f} ({_span(flow)}) at {width}")
         holds = holds and all(flow[transition] < control[transition] for transition in control)
     if not shown:
-        raise ValueError("no control to compare with")
+        raise UntestableError("no control to compare with")
     floor = _span(_subjects(results, "gap")[1])
     return Reading(f"{'; '.join(shown)}; control {floor}", holds)
 
@@ -181,7 +198,7 @@ def fitted_diffusion(results: Results) -> Reading:
     rows = where(table, n_components=working_width(table), constraint="psd")
     flow, control = (by_transition(where(rows, subject=f"{subject}_centred"), "r2") for subject in ("flow", "control"))
     if not control:
-        raise ValueError("no control to compare with")
+        raise UntestableError("no control to compare with")
     holds = all(flow[transition] < control[transition] for transition in control)
     return Reading(f"held-out R² {_span(flow)}; control {_span(control)}", holds)
 
@@ -190,14 +207,14 @@ def _potential(results: Results, column: str) -> dict[int, float]:
     table = results["potential"]
     found = by_transition(where(table, n_components=working_width(table)), column)
     if not found:
-        raise ValueError("no potential")
+        raise UntestableError("no potential")
     return found
 
 
 def potential_share(results: Results) -> Reading:
     """Share of the quadratic field's R² that a potential explains."""
     shares = _potential(results, "potential_share")
-    return Reading(_span(shares), median(shares.values()) > 0.5)
+    return Reading(_span(shares), _median(shares.values()) > 0.5)
 
 
 def rotational_share(results: Results) -> Reading:
@@ -216,7 +233,7 @@ def antisymmetric_recovery(results: Results) -> Reading:
         for transition in field
         if field[transition] - potential[transition] > 0.01
     }
-    return Reading(f"{_span(recovered)}, median {median(recovered.values()):.2f}", median(recovered.values()) > 0.5)
+    return Reading(f"{_span(recovered)}, median {_median(recovered.values()):.2f}", _median(recovered.values()) > 0.5)
 
 
 def symmetric_share(results: Results) -> Reading:
@@ -240,10 +257,12 @@ def rank_kept(observable: str, judge: Callable[[float], bool]) -> Callable[[Resu
 
     def read(results: Results) -> Reading:
         rows = where(results["conserved"], observable=observable)
+        if not rows.num_rows:
+            raise UntestableError(f"there is no {observable}")
         last = max(distinct(rows, "state"))
         value = where(rows, state=last)["from_first"][0].as_py()
         if value is None:
-            raise ValueError(f"{observable} does not vary")
+            raise UntestableError(f"{observable} does not vary")
         return Reading(f"{value:+.2f}", judge(value))
 
     return read
@@ -254,7 +273,7 @@ def noise_floor_falls(results: Results) -> Reading:
     ratios = [row["ratio"] for row in results["noise_floor"].to_pylist()]
     known = [ratio for ratio in ratios if ratio is not None]
     if not known:
-        raise ValueError("no band holds a token")
+        raise UntestableError("no band holds a token")
     shown = " / ".join("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
     return Reading(shown, known == sorted(known, reverse=True))
 
@@ -266,7 +285,7 @@ def _spreads(results: Results, law: str, noise: str) -> dict[int, float]:
         if row["spread_ratio"] is not None:
             by_state.setdefault(row["state"], []).append(row["spread_ratio"])
     if not by_state:
-        raise ValueError(f"no rollout of {law}")
+        raise UntestableError(f"no rollout of {law}")
     return {state: mean(values) for state, values in by_state.items()}
 
 
@@ -297,6 +316,6 @@ def nonaffine(results: Results) -> Reading:
         rows = where(table, kind=kind)
         step, state[kind] = by_transition(rows, "nonaffine_step"), by_transition(rows, "nonaffine_state")
         gain = by_transition(rows, "nonlinear_gain")
-        medians = (median(values.values()) for values in (state[kind], step, gain))
+        medians = (_median(values.values()) for values in (state[kind], step, gain))
         shown.append("{}: state {:.1%}, step {:.1%}, gain {:.1%}".format(kind, *medians))
-    return Reading("; ".join(shown), median(state["mean"].values()) < median(state["individual"].values()))
+    return Reading("; ".join(shown), _median(state["mean"].values()) < _median(state["individual"].values()))

@@ -188,7 +188,7 @@ def _nearest_training(
 def _fit_polynomials(cell: _Cell, normal_equations: Gram) -> dict[str, LeastSquaresFit]:
     width, n_train = cell.z_train.shape[1], len(cell.z_train)
     return {
-        law: solve(normal_equations, cell.z_train, cell.dz_train, degree=degree)
+        law: solve(normal_equations, cell.z_train, cell.dz_train, degree=degree, refine=False)
         for law, degree in _DEGREES.items()
         if n_features(width, degree) < n_train
     }

@@ -1,5 +1,6 @@
 """The reduced state: one principal basis shared by all states (SPEC §3)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class SharedBasis(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
         components_: Orthonormal rows (d, D), by falling variance; the largest entry of each is positive.
         means_: Mean of each state (L+1, D).
         radii_: Radius of each state (L+1,).
-        explained_variance_ratio_: Share of the pooled variance of each component (d,).
+        explained_variance_ratio_: Share of the pooled variance of each component (d,); 0 where nothing varies.
 
     """
 
@@ -52,7 +53,7 @@ class SharedBasis(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
         """Fit the basis on trajectories, or on their states (L+1, n, D).
 
         Raises:
-            InputError: More components than the width D or than the tokens can span.
+            InputError: States not finite or not (L+1, n, D); more components than D or than the tokens can span.
         """
         states = _states(X)
         _, n_tokens, width = states.shape
@@ -68,12 +69,15 @@ class SharedBasis(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self.means_ = np.empty((len(states), width))
         self.radii_ = np.empty(len(states))
         scatter, total = np.zeros((width, width)), np.zeros(width)
-        for index, state in enumerate(states):
-            cloud = np.asarray(state, np.float64)
-            self.means_[index] = cloud.mean(axis=0)
-            cloud = cloud - self.means_[index]
+        for index, cloud in enumerate(_clouds(states)):
+            # Seen from one of its tokens, a state in which nothing differs is zero without a rounding error.
+            origin = cloud[0]
+            cloud = cloud - origin
+            mean = cloud.mean(axis=0)
+            cloud -= mean
+            self.means_[index] = origin + mean
             self.radii_[index] = np.sqrt(np.einsum("ij,ij->", cloud, cloud) / n_tokens)
-            # A state in which nothing differs has no direction to give.
+            # Such a state has no direction to give.
             cloud = cloud[sample] / (self.radii_[index] or 1.0)
             scatter += cloud.T @ cloud
             total += cloud.sum(axis=0)
@@ -82,18 +86,22 @@ class SharedBasis(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
         leading = vectors[:, ::-1][:, : self.n_components].T
         signs = np.sign(leading[np.arange(len(leading)), np.abs(leading).argmax(axis=1)])
         self.components_ = leading * signs[:, None]
-        self.explained_variance_ratio_ = variances[::-1][: self.n_components] / variances.sum()
+        self.explained_variance_ratio_ = variances[::-1][: self.n_components] / (variances.sum() or 1.0)
         return self
 
     def transform(self, X: Trajectories | Float[np.ndarray, "states n D"]) -> Float64[np.ndarray, "states n d"]:
-        """Project raw states onto the components: z = Uᵀh, in the residual stream's own units."""
+        """Project raw states onto the components: z = Uᵀh, in the residual stream's own units.
+
+        Raises:
+            InputError: States not finite, not (L+1, n, D), or of another width than the fitted ones.
+        """
         check_is_fitted(self)
         states = _states(X)
         if states.shape[2] != self.components_.shape[1]:
             raise InputError(
                 f"states have width {states.shape[2]}; this basis was fitted at {self.components_.shape[1]}"
             )
-        return np.stack([np.asarray(state, np.float64) @ self.components_.T for state in states])
+        return np.stack([cloud @ self.components_.T for cloud in _clouds(states)])
 
     def retained(self, reduced: Float64[np.ndarray, "states n d"], n_components: int | None = None) -> Retained:
         """Share of variance kept by the first components, in the range 0 to 1.
@@ -114,4 +122,19 @@ class SharedBasis(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
 
 def _states(trajectories: Any) -> np.ndarray:
-    return trajectories.states if isinstance(trajectories, Trajectories) else trajectories
+    states = np.asarray(trajectories.states if isinstance(trajectories, Trajectories) else trajectories)
+    if states.ndim != 3:
+        raise InputError(f"states have shape {states.shape}; they need three axes, (L+1, n, D)")
+    return states
+
+
+def _clouds(states: np.ndarray) -> Iterator[np.ndarray]:
+    """One state after the other in float64, each looked through for values that are not finite."""
+    for index, state in enumerate(states):
+        cloud = np.asarray(state, np.float64)
+        bad = np.flatnonzero(~np.isfinite(cloud).all(axis=1))
+        if len(bad):
+            raise InputError(
+                f"token row {bad[0]} is not finite in state {index} ({len(bad)} such rows); leave them out"
+            )
+        yield cloud

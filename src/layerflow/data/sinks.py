@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 
 from layerflow.data.trajectories import StateNorms
 
+# A position is a sink when its norm at a raw state exceeds this many times the state's median (SPEC §2).
 SINK_FACTOR = 10.0
 
 # Norms are counted in bins read off the bits of the float32: 2^10 bins an octave, at most 0.1 % wide, from 2^-16 to

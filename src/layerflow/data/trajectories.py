@@ -1,8 +1,10 @@
 """The frozen record everything travels in: one mean trajectory per token, and what was kept beside it."""
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from layerflow.data.storage import (
     write_safetensors,
 )
 from layerflow.errors import InputError
+from layerflow.tables import WITH_SINKS, WITHOUT_SINKS
 
 MIN_COUNT = 5
 COMPLETE = "complete"
@@ -30,6 +33,10 @@ SHARD = "shard"
 _FOLDER = "trajectories"
 _TENSOR_FILES = ("states", "halves", "samples", "sinks")
 _TOKENS_FILE = "tokens.parquet"
+
+# What analysis and report leave in a run directory and in its manifest.
+_ANALYSIS_PATHS = (WITH_SINKS, WITHOUT_SINKS, "figures", "report.html")
+_ANALYSIS_KEYS = ("analysis", "quick")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +109,8 @@ class Trajectories:
         manifest: Where the run came from: model, corpus, options, counts, versions.
 
     Raises:
-        InputError: Shapes that do not belong together, or states that are not finite.
+        InputError: Shapes or counts that do not belong together. Whether the values are finite is not looked at here,
+            which would read a whole run on opening it; `from_arrays` does.
     """
 
     states: Float[np.ndarray, "states n D"]
@@ -117,20 +125,26 @@ class Trajectories:
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n_states, n_tokens, width = self.states.shape
-        if n_states < 2 or n_tokens == 0 or width == 0:
-            raise InputError(
-                f"states have shape {self.states.shape}; a flow needs (L+1 ≥ 2 states, n ≥ 1 tokens, D ≥ 1)"
-            )
-        lengths = {"counts": len(self.counts), "tokens": len(self.tokens)}
+        _check_axes(self.states.shape)
+        n_tokens, width = self.n_tokens, self.width
+        needed: dict[str, tuple[np.ndarray, tuple[int, ...]]] = {
+            "counts": (self.counts, (n_tokens,)),
+            "tokens": (self.tokens, (n_tokens,)),
+        }
         if self.halves is not None:
-            lengths |= {"halves.a": len(self.halves.a), "halves.b": len(self.halves.b)}
-        for name, length in lengths.items():
-            if length != n_tokens:
+            needed |= {
+                "halves.a": (self.halves.a, (n_tokens, width)),
+                "halves.b": (self.halves.b, (n_tokens, width)),
+                "halves.count_a": (self.halves.count_a, (n_tokens,)),
+                "halves.count_b": (self.halves.count_b, (n_tokens,)),
+            }
+        for name, (array, shape) in needed.items():
+            if np.shape(array) != shape:
                 raise InputError(
-                    f"{name} has {length} entries for {n_tokens} tokens; states have shape (L+1, n, D), "
-                    f"here {self.states.shape}, and {name} needs one entry a token"
+                    f"{name} has shape {np.shape(array)}; with states of shape (L+1, n, D) = {self.states.shape} "
+                    f"it needs {shape}, one entry a token"
                 )
+        _check_counts(self.counts, self.halves)
         if self.samples is not None:
             _check_samples(self.samples, self.states.shape)
 
@@ -160,7 +174,7 @@ class Trajectories:
         states: np.ndarray,
         counts: np.ndarray | Sequence[int] | None = None,
         tokens: Sequence[str] | None = None,
-        halves: Halves | tuple[np.ndarray, np.ndarray] | None = None,
+        halves: Halves | Sequence[np.ndarray] | np.ndarray | None = None,
         samples: Samples | Mapping[str, np.ndarray] | None = None,
     ) -> "Trajectories":
         """Make trajectories from anything that moves through layers.
@@ -169,32 +183,45 @@ class Trajectories:
             states: Array (L+1, n, D).
             counts: Occurrences behind each trajectory; one each when absent.
             tokens: Labels; the row numbers when absent.
-            halves: `Halves`, or the two half means (n, D) of the final state.
+            halves: `Halves`, or the two half means (n, D) of the final state; the first is then taken to have the odd
+                occurrence, so that the second has none where a token occurs once.
             samples: `Samples`, or a mapping with ``states`` (L+1, m, D), ``row`` (m,) and optionally ``sink`` (m,).
 
         Raises:
             InputError: Shapes that do not belong together, or values that are not finite.
         """
-        states = np.asarray(states, dtype=np.float32)
-        if states.ndim != 3:
-            raise InputError(f"states have shape {states.shape}; they need three axes, (L+1, n, D)")
-        if not np.isfinite(states).all():
-            bad = np.unique(np.nonzero(~np.isfinite(states))[1])
-            raise InputError(f"states of token row {bad[0]} are not finite ({len(bad)} such rows); leave them out")
+        states = _numbers("states", states)
+        _check_axes(states.shape)
         n_tokens = states.shape[1]
-        counts = np.ones(n_tokens, np.int64) if counts is None else np.asarray(counts, np.int64)
+        counts = np.ones(n_tokens, np.int64) if counts is None else _whole_numbers("counts", counts)
         labels = [str(row) for row in range(n_tokens)] if tokens is None else list(tokens)
-        if isinstance(halves, tuple):
-            a, b = (np.asarray(half, np.float32) for half in halves)
-            halves = Halves(a, b, np.maximum(counts - counts // 2, 1), np.maximum(counts // 2, 1))
-        if isinstance(samples, Mapping):
-            rows = np.asarray(samples["row"], np.int64)
-            sinks = np.asarray(samples.get("sink", np.zeros(len(rows))), bool)
-            samples = Samples(np.asarray(samples["states"], np.float32), rows, sinks)
-        return cls(states, counts, _texts(labels), halves=halves, samples=samples)
+        if halves is not None and not isinstance(halves, Halves):
+            halves = _halves_from_pair(halves, counts)
+        if samples is not None and not isinstance(samples, Samples):
+            samples = _samples_from_mapping(samples)
+        trajectories = cls(states, counts, _texts(labels), halves=halves, samples=samples)
+        trajectories._check_finite()
+        return trajectories
+
+    def _check_finite(self) -> None:
+        parts = {"states": self.states}
+        if self.halves is not None:
+            parts |= {"halves.a": self.halves.a, "halves.b": self.halves.b}
+        if self.samples is not None:
+            parts["samples.states"] = self.samples.states
+        for name, part in parts.items():
+            # Rows are the last axis but one of them all: (L+1, n, D), (n, D), (L+1, m, D).
+            bad = np.unique(np.nonzero(~np.isfinite(part))[-2])
+            if len(bad):
+                raise InputError(
+                    f"row {bad[0]} of {name} is not finite in float32 ({len(bad)} such rows); leave them out"
+                )
 
     def save(self, directory: str | Path) -> Path:
-        """Write a run directory that `load` opens and ``layerflow analyse`` accepts; returns its path."""
+        """Write a run directory that `load` opens and ``layerflow analyse`` accepts; returns its path.
+
+        Over an earlier run, the tables, figures and page made from that run's data are removed.
+        """
         files = {"states": _numbered("state", self.states)}
         if self.halves is not None:
             files["halves"] = {"a": Tensor.of(self.halves.a), "b": Tensor.of(self.halves.b)}
@@ -218,10 +245,20 @@ class Trajectories:
             token_ids=self.token_ids,
             count_a=None if self.halves is None else self.halves.count_a,
         )
-        manifest = {"model": None, "corpus": None, **self.manifest, "status": COMPLETE}
+        manifest = {
+            "model": None,
+            "corpus": None,
+            "options": {},
+            "counts": {"tokens_kept": self.n_tokens},
+            "versions": {"layerflow": version("layerflow"), "numpy": np.__version__},
+            **{key: value for key, value in self.manifest.items() if key not in _ANALYSIS_KEYS},
+            "status": COMPLETE,
+        }
         for key, norms in (("norms", self.norms), ("norms_without_sinks", self.norms_without_sinks)):
             manifest[key] = None if norms is None else [dataclasses.asdict(record) for record in norms]
-        return write_run(Path(directory), files, tokens, manifest)
+        directory = Path(directory)
+        _remove_analysis(directory)
+        return write_run(directory, files, tokens, manifest)
 
     @classmethod
     def load(cls, directory: str | Path, *, verify: bool = True) -> "Trajectories":
@@ -398,19 +435,98 @@ def _numbered(prefix: str, states: np.ndarray) -> dict[str, Tensor]:
     return {f"{prefix}.{index:03d}": Tensor.of(state) for index, state in enumerate(states)}
 
 
+def _numbers(name: str, values: Any, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as that
+            return np.asarray(values, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name} cannot be read as numbers ({error}); give one array of numbers") from error
+
+
+def _whole_numbers(name: str, values: Any) -> np.ndarray:
+    numbers = _numbers(name, values, np.float64)
+    wrong = numbers[~np.isfinite(numbers) | (numbers != np.rint(numbers))]
+    if len(wrong):
+        raise InputError(f"{name} hold {wrong[0]}; they must be whole numbers")
+    return numbers.astype(np.int64)
+
+
+def _halves_from_pair(pair: Any, counts: np.ndarray) -> Halves:
+    try:
+        a, b = pair
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"halves are {type(pair).__name__} and no pair ({error}); give `Halves` or two arrays (n, D)"
+        ) from error
+    return Halves(_numbers("halves.a", a), _numbers("halves.b", b), counts - counts // 2, counts // 2)
+
+
+def _samples_from_mapping(samples: Any) -> Samples:
+    lacking = [name for name in ("states", "row") if not isinstance(samples, Mapping) or name not in samples]
+    if lacking:
+        raise InputError(
+            f"samples ({type(samples).__name__}) lack {' and '.join(lacking)}; give `Samples` or a mapping with "
+            "states (L+1, m, D), row (m,) and optionally sink (m,)"
+        )
+    rows = _whole_numbers("samples.row", samples["row"])
+    sinks = np.asarray(samples.get("sink", np.zeros(rows.shape)), bool)
+    return Samples(_numbers("samples.states", samples["states"]), rows, sinks)
+
+
+def _check_axes(shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        raise InputError(f"states have shape {shape}; they need three axes, (L+1, n, D)")
+    if shape[0] < 2 or 0 in shape:
+        raise InputError(f"states have shape {shape}; a flow needs (L+1 ≥ 2 states, n ≥ 1 tokens, D ≥ 1)")
+
+
+def _check_counts(counts: np.ndarray, halves: Halves | None) -> None:
+    never = np.flatnonzero(counts < 1)
+    if len(never):
+        raise InputError(
+            f"token row {never[0]} has count {counts[never[0]]}; a mean needs at least 1 occurrence: leave out the "
+            f"{len(never)} such rows"
+        )
+    if halves is None:
+        return
+    a, b = halves.count_a, halves.count_b
+    wrong = np.flatnonzero((a < 0) | (b < 0) | (a + b != counts))
+    if len(wrong):
+        row = wrong[0]
+        raise InputError(
+            f"the halves of token row {row} count {a[row]} and {b[row]} occurrences of {counts[row]}; "
+            "halves.count_a + halves.count_b must be counts, neither below 0"
+        )
+
+
 def _check_samples(samples: Samples, shape: tuple[int, ...]) -> None:
     n_states, n_tokens, width = shape
-    expected = (n_states, len(samples.rows), width)
-    if samples.states.shape != expected or len(samples.sinks) != len(samples.rows):
+    n_samples = samples.rows.size
+    expected = (n_states, n_samples, width)
+    if samples.states.shape != expected or not samples.rows.shape == samples.sinks.shape == (n_samples,):
         raise InputError(
-            f"samples have shape {samples.states.shape} and {len(samples.rows)} rows; "
-            f"they need (L+1, m, D) = {expected} and m rows and sinks"
+            f"samples have states, rows and sinks of shape {samples.states.shape}, {samples.rows.shape} and "
+            f"{samples.sinks.shape}; they need (L+1, m, D) = {expected}, (m,) and (m,)"
         )
     if len(samples.rows) and not 0 <= samples.rows.min() <= samples.rows.max() < n_tokens:
         raise InputError(
             f"samples point at token rows {samples.rows.min()} to {samples.rows.max()}; "
             f"there are rows 0 to {n_tokens - 1}"
         )
+
+
+def _remove_analysis(directory: Path) -> None:
+    """Remove what was made from the run in a directory; without a run there, folders of these names are not ours."""
+    try:
+        read_manifest(directory)
+    except InputError:
+        return
+    for path in (directory / name for name in _ANALYSIS_PATHS):
+        # Of a link only the link goes: what it points at lies elsewhere.
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _verify(directory: Path, manifest: Mapping[str, Any]) -> None:

@@ -50,9 +50,7 @@ class Gram:
             and np.array_equal(self.step_center, other.step_center)
         )
         if not same:
-            raise InputError(
-                "the Gram matrices differ in degree, scaler or step centre: give both the same scaler and centre"
-            )
+            raise InputError("the Gram matrices differ in degree, scaler or step centre: give both the same scaler")
         return Gram(
             self.degree,
             self.scaler,

@@ -3,7 +3,7 @@
 Standard coordinates and unit columns first; then Cholesky with a condition estimate. The digits that the normal
 equations lose come back by refinement through the residual, streamed over the rows, until the solution is that of a
 QR factorisation; where the equations cannot be trusted at all (collinear or too few rows) the minimum-norm solution
-comes from a singular value decomposition, with its rank. No ridge ever steps in.
+comes from a complete orthogonal factorisation, with its rank. No ridge ever steps in.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class LeastSquaresFit:
     `standard` (F, c) are coefficients of the monomials of the standard coordinates; they predict without the
     cancellation that raw monomials of an off-centre cloud suffer. `coefficients` are those of the raw monomials.
     `rank` counts independent monomials (F when all are), `condition` is that of the design matrix with unit columns
-    (its 1-norm estimate, or the exact ratio of singular values after a fallback; infinite when rank < F).
+    (its 1-norm estimate; after a fallback a lower bound, 3e6; infinite when rank < F).
     `refinements` counts the passes over the residual, `residual_covariance` (c, c) is biased (÷ n).
     """
 
@@ -89,7 +89,7 @@ def solve(
     norms = np.sqrt(matrix.diagonal())
     unit = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
     problem = _Problem(sums, degree, z, dz, matrix, cross, unit)
-    found = _by_cholesky(problem, refine) or _by_singular_values(problem)
+    found = _by_cholesky(problem, refine) or _by_orthogonal_factors(problem)
     standard = found.solution * unit[:, None]
     covariance = sums.steps - cross.T @ standard
     standard[0] += sums.step_center
@@ -170,17 +170,19 @@ def _refine(problem: _Problem, factor: Float64[np.ndarray, "f f"], solution: Flo
     return _MAX_REFINEMENTS + 1
 
 
-def _by_singular_values(problem: _Problem) -> _Solution:
-    """Find the minimum-norm solution from the whole design: O(n F²) time and n F memory, the last resort."""
+def _by_orthogonal_factors(problem: _Problem) -> _Solution:
+    """Find the minimum-norm solution from the whole design: O(n F²) time and n F memory, the last resort.
+
+    A pivoted QR factorisation completed from the right tells the rank and takes half the time of singular values.
+    """
     rows = slice(0, problem.sums.count)
     design = problem.design_rows(rows)
     design *= problem.unit[:, None]
     # Collinear columns are so only up to the rounding of their entries: LAPACK's own cut-off, one unit of rounding,
     # takes some of them for real and predicts with noise along them. This is NumPy's.
     cutoff = max(design.shape) * np.finfo(np.float64).eps
-    solution, _, rank, values = scipy.linalg.lstsq(
-        design.T, problem.centred_steps(rows), cond=cutoff, overwrite_a=True, overwrite_b=True, lapack_driver="gelsd"
+    solution, _, rank, _ = scipy.linalg.lstsq(
+        design.T, problem.centred_steps(rows), cond=cutoff, overwrite_a=True, overwrite_b=True, lapack_driver="gelsy"
     )
-    full = rank == len(design)
-    condition = float(values[0] / values[-1]) if full else float("inf")
+    condition = _DISTRUST_BELOW**-0.5 if rank == len(design) else float("inf")
     return _Solution(cast("np.ndarray", solution), int(rank), condition, 0)

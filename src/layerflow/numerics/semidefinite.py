@@ -10,7 +10,7 @@ from layerflow.numerics.threads import one_blas_thread
 
 # Directions whose second moment is below this share of the largest are treated as if they had it.
 RELATIVE_FLOOR = 1e-8
-TOLERANCE = 1e-9
+TOLERANCE = 1e-7
 MAX_ITERATIONS = 2_000
 
 

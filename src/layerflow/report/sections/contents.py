@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from layerflow.report.blocks import LABELS, WITHOUT_SINKS, Run
+from layerflow.report.blocks import LABELS, Run
+from layerflow.tables import WITHOUT_SINKS
 
 EXPECTED = {
     "law_scores": "Tables 1 and 2, the contests",
