@@ -13,7 +13,7 @@ from layerflow.progress import say
 BUILTIN_MODEL = "smollm2-135m"
 BUILTIN_CORPUS = "wikipedia-sample"
 # All 2,964 paragraphs take longer than the ten minutes a first run should; these leave a margin on two cores.
-RUN_DOCUMENTS = 1200
+RUN_DOCUMENTS = 1000
 QUICK_DOCUMENTS = 400
 
 

@@ -179,10 +179,10 @@ def _transitions(
 
     def examine(transition: int) -> tuple[TransitionReport, LandscapeReport] | None:
         z, dz = reduced[transition], reduced[transition + 1] - reduced[transition]
-        distances[transition] = nearest(z[:, : plan.working_width], plan.density_neighbor).distances[:, -1]
+        neighbors = {width: nearest(z[:, :width], plan.n_neighbors) for width in plan.widths}
+        distances[transition] = neighbors[plan.working_width].distances[:, plan.density_neighbor - 1]
         if not _varies(z, dz):
             return None
-        neighbors = {width: nearest(z[:, :width], plan.n_neighbors) for width in plan.widths}
         laws = score_transition(z, dz, shared, neighbors, transition=transition, k=plan.k, k_sweep=plan.k_sweep)
         view = landscape(
             z,

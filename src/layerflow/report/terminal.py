@@ -11,17 +11,13 @@ from layerflow.tables import Results
 def headline(views: Mapping[str, Results]) -> list[str]:
     """Lines that say who beats whom at how many transitions, with the medians, and the noise floor, for every view."""
     names = list(views)
-    lines = []
-    for title, cells in _rows(views):
-        lines.append((title, [cells.get(name, "") for name in names]))
+    lines = [("", names), *((title, [cells.get(name, "") for name in names]) for title, cells in _rows(views))]
     first = max(len(title) for title, _ in lines)
-    columns = [max(len(name), *(len(cells[index]) for _, cells in lines)) for index, name in enumerate(names)]
-    head = " " * first + "".join(f"   {name:>{width}}" for name, width in zip(names, columns, strict=True))
-    body = [
-        f"{title:<{first}}" + "".join(f"   {cell:>{width}}" for cell, width in zip(cells, columns, strict=True))
+    widths = [max(len(cells[index]) for _, cells in lines) for index in range(len(names))]
+    return [
+        f"{title:<{first}}" + "".join(f"   {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         for title, cells in lines
     ]
-    return [head, *body]
 
 
 def _rows(views: Mapping[str, Results]) -> list[tuple[str, dict[str, str]]]:
