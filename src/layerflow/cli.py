@@ -14,7 +14,8 @@ BUILTIN_MODEL = "smollm2-135m"
 BUILTIN_CORPUS = "wikipedia-sample"
 # All 2,964 paragraphs take longer than the ten minutes a first run should; these leave a margin on two cores.
 RUN_DOCUMENTS = 1000
-QUICK_DOCUMENTS = 400
+QUICK_DOCUMENTS = 300
+QUICK_SAMPLES = 2500
 
 
 def main() -> None:
@@ -172,6 +173,7 @@ def run(model: str, corpus: str, out: Path, max_documents: str | None, quick: bo
     default = str(QUICK_DOCUMENTS if quick else RUN_DOCUMENTS)
     if quick:
         options["seeds"] = options["seeds"][:1]
+        options["n_samples"] = min(options["n_samples"], QUICK_SAMPLES)
     _study_options(options)  # refused now rather than after the collection
     _collect(model, corpus, out, max_documents or default, options)
     if quick and max_documents is None:

@@ -26,6 +26,7 @@ from layerflow.numerics.threads import n_threads, side_by_side
 _SPARE = 16  # candidates kept beyond k: enough to certify all but ties and outliers
 _TILE_SCORES = 1 << 21  # scores in one tile, 8 MiB of float32
 _MAX_GROUP = 64
+_FAR = 1e38  # beyond all scores, which end at 1e31; infinity times the zeros BLAS pads with would be invalid
 _LARGEST = 1e150  # whose square float64 still holds
 
 
@@ -149,7 +150,7 @@ class _Cloud:
     """Points laid out for ranking: rows -2 y, |y|² and 1, so that (x, 1, |x|²) @ plane = |x - y|².
 
     Coordinates are centred on their medians and divided by the median norm, which is where float32 is finest for
-    the bulk whatever the outliers do. Columns are padded (with infinity) to whole groups.
+    the bulk whatever the outliers do. Columns are padded to whole groups with points farther than any other.
     """
 
     def __init__(self, points: Float64[np.ndarray, "n d"], size: int) -> None:
@@ -164,7 +165,7 @@ class _Cloud:
         self.n_groups = -(-n // group)
         self.plane = np.zeros((d + 2, group * self.n_groups), dtype=np.float32)
         self.plane[:d, :n] = -2 * self.scaled(points).T
-        self.plane[d] = np.inf
+        self.plane[d] = _FAR
         self.plane[d, :n] = (norms / self.scale) ** 2
         self.plane[d + 1] = 1.0
 
