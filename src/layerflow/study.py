@@ -33,7 +33,7 @@ from layerflow.errors import InputError
 from layerflow.laws.kramers_moyal import KramersMoyalLaw
 from layerflow.laws.nulls import fit_null_b
 from layerflow.numerics.bootstrap import resample_weights
-from layerflow.numerics.least_squares import fit_polynomial
+from layerflow.numerics.least_squares import LeastSquaresFit, fit_polynomial
 from layerflow.numerics.neighbors import nearest
 from layerflow.numerics.polynomial import n_features
 from layerflow.numerics.threads import side_by_side
@@ -334,18 +334,18 @@ def _figures(trajectories: Trajectories, reduced: np.ndarray, plan: Plan, option
 
 def _bent_field(reduced: np.ndarray, each: Split, k: int) -> Sequence[FieldArrow]:
     """The drift fields of the transition that bends most in the leading plane of its own state."""
-    bends: list[tuple[float, int, Plane]] = []
+    bends: list[tuple[float, int, Plane, LeastSquaresFit]] = []
     for transition in range(len(reduced) - 1):
         z, dz = reduced[transition], reduced[transition + 1] - reduced[transition]
         plane = leading_plane(z)
         quadratic = fit_polynomial(z[each.train], dz[each.train], degree=2)
-        bends.append((in_plane_curvature(quadratic.predict, z, dz, plane), transition, plane))
-    _, transition, plane = max(bends, key=lambda bend: bend[0])
+        bends.append((in_plane_curvature(quadratic.predict, z, dz, plane), transition, plane, quadratic))
+    _, transition, plane, quadratic = max(bends, key=lambda bend: bend[0])
     z, dz = reduced[transition], reduced[transition + 1] - reduced[transition]
     z_train, dz_train = np.ascontiguousarray(z[each.train]), dz[each.train]
     drifts = {
         "affine": fit_polynomial(z_train, dz_train, degree=1).predict,
-        "quadratic": fit_polynomial(z_train, dz_train, degree=2).predict,
+        "quadratic": quadratic.predict,
         "km": KramersMoyalLaw(z_train, dz_train, k=k).drift,
     }
     return field_arrows(drifts, z[each.test], dz[each.test], plane, transition=transition)

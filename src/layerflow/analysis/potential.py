@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from layerflow.analysis.scoring import Split
 from layerflow.analysis.shuffle import derangement
 from layerflow.errors import InputError
-from layerflow.numerics.curl_free import PotentialFit, fit_potential
+from layerflow.numerics.curl_free import PotentialEquations, PotentialFit
 from layerflow.numerics.gram import Gram
 from layerflow.numerics.least_squares import LeastSquaresFit
 from layerflow.numerics.r2 import r2
@@ -99,8 +99,9 @@ def potential_report(
     iteration with F = (d + 1)(d + 2) / 2, and n F d for the scores. SPEC section 6; paper, section 5.
     """
     states, steps = z[split.test], dz[split.test]
-    fit = fit_potential(sums, tolerance=TOLERANCE)
-    with_rotation = fit_potential(sums, antisymmetric=True, tolerance=TOLERANCE)
+    equations = PotentialEquations.of(sums)
+    fit = equations.fit(tolerance=TOLERANCE)
+    with_rotation = equations.fit(antisymmetric=True, tolerance=TOLERANCE)
     explained, field = r2(steps, fit.predict(states)), r2(steps, quadratic.predict(states))
     share = explained / field if field > 0.0 else float("nan")
     row = PotentialRow(

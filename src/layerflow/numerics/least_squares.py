@@ -33,7 +33,7 @@ class LeastSquaresFit:
     `standard` (F, c) are coefficients of the monomials of the standard coordinates; they predict without the
     cancellation that raw monomials of an off-centre cloud suffer. `coefficients` are those of the raw monomials.
     `rank` counts independent monomials (F when all are), `condition` is that of the design matrix with unit columns
-    (its 1-norm estimate; after a fallback a lower bound, 3e6; infinite when rank < F).
+    (its 1-norm estimate; after a fallback 1e6, where the normal equations cease to be trusted; infinite when rank < F).
     `refinements` counts the passes over the residual, `residual_covariance` (c, c) is biased (÷ n).
     """
 
